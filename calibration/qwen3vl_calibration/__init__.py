@@ -1,0 +1,1 @@
+"""Calibration data and quantisation; empty as yet, no command needs it."""

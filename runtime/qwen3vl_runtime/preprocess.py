@@ -1,0 +1,151 @@
+"""From chat messages to one prompt the graphs can take: pixels, token ids and positions.
+
+Everything a checkpoint says about its inputs (tokenizer, chat template, image and video settings)
+is read from the bundle's processor files once, here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwen3vl_export.bundle import Bundle
+from qwen3vl_export.config import ModelConfig
+from qwen3vl_export.errors import InputError
+from qwen3vl_runtime.chat_template import ChatTemplate
+from qwen3vl_runtime.image_processor import ImageProcessorConfig, VisualInput, preprocess_image
+from qwen3vl_runtime.media import load_frames, load_image
+from qwen3vl_runtime.messages import (
+    ImagePart,
+    VideoPart,
+    VisualFeatures,
+    parse_messages,
+    visual_parts,
+)
+from qwen3vl_runtime.positions import RopeIndex, rope_index
+from qwen3vl_runtime.prompt import PromptLayout, Visual, layout_prompt
+from qwen3vl_runtime.sampling import GenerationDefaults
+from qwen3vl_runtime.tokenizer import Tokenizer, read_json_object
+from qwen3vl_runtime.video_config import VideoProcessorConfig
+from qwen3vl_runtime.video_processor import preprocess_video
+
+__all__ = ["PreparedPrompt", "Preprocessor"]
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPrompt:
+    """One conversation, ready to run.
+
+    Attributes:
+        text: The rendered chat, before placeholders are expanded.
+        layout: Token ids and the place of each visual token.
+        rope: M-RoPE positions.
+        visuals: Pixels, or features computed earlier, in order of appearance.
+    """
+
+    text: str
+    layout: PromptLayout
+    rope: RopeIndex
+    visuals: tuple[VisualInput | VisualFeatures, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt length, placeholders expanded."""
+        return len(self.layout.input_ids)
+
+
+class Preprocessor:
+    """Prepares prompts for one checkpoint."""
+
+    def __init__(self, bundle: Bundle, *, allow_urls: bool = False) -> None:
+        """Read the bundle's processor files.
+
+        Raises:
+            BundleError: A file is missing or unreadable.
+            CheckpointError, UnsupportedModelError: A setting in them cannot be used.
+        """
+        folder = bundle.processor
+        self.config: ModelConfig = bundle.config
+        self.tokenizer = Tokenizer.from_processor_files(folder)
+        self.defaults = _generation_defaults(bundle)
+        self._template = ChatTemplate.from_processor_files(folder)
+        self._image = ImageProcessorConfig.from_dict(
+            read_json_object(folder / "preprocessor_config.json")
+        )
+        self._video = VideoProcessorConfig.from_dict(
+            read_json_object(folder / "video_preprocessor_config.json")
+        )
+        self._allow_urls = allow_urls
+
+    def prepare(self, messages: Sequence[Mapping[str, Any]]) -> PreparedPrompt:
+        """Load, resize and lay out one conversation.
+
+        Args:
+            messages: Chat messages as `messages.parse_messages` takes them.
+
+        Raises:
+            InputError: A message, image or video cannot be used.
+        """
+        parsed = parse_messages(messages)
+        visuals = tuple(self._load(part) for part in visual_parts(parsed))
+        text = self._template.render(parsed)
+        kinds = [_kind(part) for part in visual_parts(parsed)]
+        layout = layout_prompt(
+            text,
+            [
+                Visual(kind, visual.grid_thw, visual.timestamps or ())
+                for kind, visual in zip(kinds, visuals, strict=True)
+            ],
+            self.tokenizer,
+            self.config,
+        )
+        grids = [(kind, visual.grid_thw) for kind, visual in zip(kinds, visuals, strict=True)]
+        rope = rope_index(
+            layout.token_types,
+            [grid for kind, grid in grids if kind == "image"],
+            [grid for kind, grid in grids if kind == "video"],
+            self.config.vision.spatial_merge_size,
+        )
+        return PreparedPrompt(text, layout, rope, visuals)
+
+    def _load(self, part: ImagePart | VideoPart) -> VisualInput | VisualFeatures:
+        if part.features is not None:
+            self._check_features(part.features)
+            return part.features
+        if isinstance(part, ImagePart):
+            image = load_image(part.source, allow_urls=self._allow_urls)
+            return preprocess_image(
+                image, self._image, min_pixels=part.min_pixels, max_pixels=part.max_pixels
+            )
+        frames = load_frames(part.source, raw_fps=part.raw_fps, allow_urls=self._allow_urls)
+        return preprocess_video(
+            frames,
+            self._video,
+            fps=part.fps,
+            num_frames=part.num_frames,
+            do_sample_frames=part.do_sample_frames,
+            min_pixels=part.min_pixels,
+            max_pixels=part.max_pixels,
+        )
+
+    def _check_features(self, features: VisualFeatures) -> None:
+        config = self.config
+        tokens = math.prod(features.grid_thw) // config.vision.merge_unit
+        width = config.text.hidden_size * (1 + config.num_deepstack_levels)
+        if features.embeds.shape != (tokens, width):
+            raise InputError(
+                f"precomputed features of grid {list(features.grid_thw)} must have shape "
+                f"[{tokens}, {width}] (visual tokens, hidden_size * (1 + DeepStack levels)), "
+                f"found {list(features.embeds.shape)}"
+            )
+
+
+def _kind(part: ImagePart | VideoPart) -> Any:
+    return "image" if isinstance(part, ImagePart) else "video"
+
+
+def _generation_defaults(bundle: Bundle) -> GenerationDefaults:
+    path = bundle.processor / "generation_config.json"
+    return GenerationDefaults.from_dict(read_json_object(path) if path.is_file() else {})

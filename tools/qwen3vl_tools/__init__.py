@@ -1,0 +1,1 @@
+"""What a user types: the command line, the demo, and the checkpoints it needs."""
