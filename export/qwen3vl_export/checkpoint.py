@@ -26,6 +26,7 @@ __all__ = ["Checkpoint", "TensorInfo", "check_weights", "read_json"]
 
 _INDEX = "model.safetensors.index.json"
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 _SHOWN_NAMES = 5
 
@@ -162,9 +163,7 @@ def _shards(folder: Path) -> list[Path]:
     shards = sorted(folder.glob("*.safetensors"))
     if shards:
         return shards
-    pickles = sorted(
-        path.name for suffix in ("bin", "pt", "pth") for path in folder.glob(f"*.{suffix}")
-    )
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
     if pickles:
         raise CheckpointError(
             f"{folder} holds pickled weights ({pickles[0]}), which can run code when opened and "

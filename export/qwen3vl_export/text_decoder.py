@@ -37,10 +37,8 @@ class _MRope(nn.Module):
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # Gather and multiply, not a one-hot product: a GPU may run fp32 products in TF32, which
         # cannot hold positions above 2048.
-        positions = position_ids.index_select(0, self.axis).permute(
-            1, 2, 0
-        )  # [batch, seq, head_dim / 2]
-        angles = positions.to(torch.float32) * self.inv_freq
+        positions = position_ids.index_select(0, self.axis)  # [head_dim / 2, batch, seq]
+        angles = positions.permute(1, 2, 0).to(torch.float32) * self.inv_freq
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

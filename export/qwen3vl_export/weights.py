@@ -124,7 +124,8 @@ def _pad(file: BinaryIO, digest: hashlib._Hash, offset: int) -> int:
 
 
 def _refer(value: ir.Value, data_path: Path, offset: int, length: int) -> None:
-    assert value.dtype is not None and value.shape is not None
+    assert value.dtype is not None
+    assert value.shape is not None
     value.const_value = ir.ExternalTensor(
         data_path.name,
         offset,

@@ -10,7 +10,8 @@ import numpy as np
 
 from qwen3vl_runtime.positions import batch_position_ids, decode_position_ids
 from qwen3vl_runtime.preprocess import PreparedPrompt
-from qwen3vl_runtime.sampling import ResolvedSampling, Sampler
+from qwen3vl_runtime.sampling import Sampler
+from qwen3vl_runtime.sampling_params import ResolvedSampling
 from qwen3vl_runtime.stopping import StopChecker
 from qwen3vl_runtime.text_model import DecoderCall, TextModel
 from qwen3vl_runtime.timing import GenerationTiming, StageTimer

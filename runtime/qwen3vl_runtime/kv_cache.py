@@ -45,7 +45,8 @@ class KVCache:
         Zeroed, because a mask hides an unused slot's score but not its value: the attention
         weight 0 times a NaN left by an earlier request would still be NaN.
         """
-        assert batch <= self.max_batch and capacity <= self.capacity
+        assert batch <= self.max_batch
+        assert capacity <= self.capacity
         kv_heads, head_dim = self._row_shape
         shape = (batch, kv_heads, capacity, head_dim)
         self._views = [buffer[: math.prod(shape)].reshape(shape) for buffer in self._buffers]

@@ -26,7 +26,7 @@ from qwen3vl_runtime.messages import (
 )
 from qwen3vl_runtime.positions import RopeIndex, rope_index
 from qwen3vl_runtime.prompt import PromptLayout, Visual, layout_prompt
-from qwen3vl_runtime.sampling import GenerationDefaults
+from qwen3vl_runtime.sampling_params import GenerationDefaults
 from qwen3vl_runtime.tokenizer import Tokenizer, read_json_object
 from qwen3vl_runtime.video_config import VideoProcessorConfig
 from qwen3vl_runtime.video_processor import preprocess_video

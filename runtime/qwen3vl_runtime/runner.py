@@ -19,7 +19,7 @@ from qwen3vl_runtime.generation import GenerationResult, StreamChunk, generate_t
 from qwen3vl_runtime.image_processor import VisualInput
 from qwen3vl_runtime.kv_cache import KVCache
 from qwen3vl_runtime.preprocess import PreparedPrompt, Preprocessor
-from qwen3vl_runtime.sampling import ResolvedSampling, SamplingParams
+from qwen3vl_runtime.sampling_params import ResolvedSampling, SamplingParams
 from qwen3vl_runtime.session import Sessions, numpy_dtype
 from qwen3vl_runtime.text_model import TextModel
 from qwen3vl_runtime.timing import StageTimer

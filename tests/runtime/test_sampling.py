@@ -12,13 +12,8 @@ from transformers import GenerationConfig, GenerationMixin, Qwen3VLConfig
 from transformers.generation import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from qwen3vl_export.errors import CheckpointError, ContractError, InputError
-from qwen3vl_runtime.sampling import (
-    GenerationDefaults,
-    ResolvedSampling,
-    Sampler,
-    SamplingParams,
-    token_distribution,
-)
+from qwen3vl_runtime.sampling import Sampler, token_distribution
+from qwen3vl_runtime.sampling_params import GenerationDefaults, ResolvedSampling, SamplingParams
 
 NEUTRAL = GenerationDefaults()
 QWEN3_VL = {
@@ -486,7 +481,7 @@ def test_transformers_defaults_raise_no_warning(caplog: pytest.LogCaptureFixture
 def test_unsupported_settings_are_named_in_a_warning(
     name: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="qwen3vl_runtime.sampling"):
+    with caplog.at_level(logging.WARNING, logger="qwen3vl_runtime.sampling_params"):
         defaults = GenerationDefaults.from_dict({name: value, "top_p": 0.5})
     assert defaults == GenerationDefaults(top_p=0.5)
     assert [f"{name}={value!r}" in record.getMessage() for record in caplog.records] == [True]
