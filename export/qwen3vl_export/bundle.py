@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from qwen3vl_export.config import ModelConfig
-from qwen3vl_export.contract import TensorSpec
+from qwen3vl_export.contract import PRECISIONS, TARGETS, TensorSpec
 from qwen3vl_export.errors import BundleError
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "Manifest",
     "sha256_of",
 ]
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -117,23 +119,23 @@ class Manifest:
     def from_dict(cls, data: dict[str, Any]) -> Manifest:
         """Parse the JSON form; raises BundleError when it is malformed or of another version."""
         version = data.get("format_version")
-        if version != FORMAT_VERSION:
+        if type(version) is not int or version != FORMAT_VERSION:
             raise BundleError(
                 f"expected a bundle of format version {FORMAT_VERSION}, found {version!r}; "
                 "export it again with this version of qwen3vl-export"
             )
         try:
             return cls(
-                target=data["target"],
-                precision=data["precision"],
-                model=data["model"],
+                target=_known(data, "target", TARGETS),
+                precision=_known(data, "precision", tuple(PRECISIONS)),
+                model=_typed(data, "model", dict),
                 components={
                     name: _parse_component(name, entry)
-                    for name, entry in data["components"].items()
+                    for name, entry in _typed(data, "components", dict).items()
                 },
                 processor_files=_parse_files(data["processor_files"]),
-                source=data["source"],
-                tool_versions=data["tool_versions"],
+                source=_typed(data, "source", str),
+                tool_versions=_typed(data, "tool_versions", dict),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise BundleError(
@@ -197,7 +199,8 @@ def sha256_of(path: Path) -> str:
 
 def _read_manifest(root: Path) -> dict[str, Any]:
     if not root.is_dir():
-        raise BundleError(f"expected a bundle folder, found nothing at {root}")
+        found = f"{root} is a file" if root.exists() else f"found nothing at {root}"
+        raise BundleError(f"expected a bundle folder, but {found}")
     path = root / MANIFEST
     if not path.is_file():
         raise BundleError(
@@ -214,14 +217,38 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _parse_files(entries: Iterable[dict[str, Any]]) -> tuple[BundleFile, ...]:
-    return tuple(BundleFile(e["path"], e["size"], e["sha256"]) for e in entries)
+    return tuple(
+        BundleFile(_typed(e, "path", str), _typed(e, "size", int), _typed(e, "sha256", str))
+        for e in entries
+    )
+
+
+def _typed(entry: dict[str, Any], key: str, kind: type[T]) -> T:
+    value = entry[key]
+    if type(value) is not kind:
+        raise KeyError(key)
+    return value
+
+
+def _known(entry: dict[str, Any], key: str, known: tuple[str, ...]) -> str:
+    value = _typed(entry, key, str)
+    if value not in known:
+        raise BundleError(
+            f"expected a bundle with {key} {' or '.join(known)}, found {value!r}; "
+            "export it again with this version of qwen3vl-export"
+        )
+    return value
 
 
 def _parse_component(name: str, entry: dict[str, Any]) -> Component:
+    files = _parse_files(entry["files"])
+    # Only listed files are checked, so a graph elsewhere would be loaded as it is.
+    if entry["file"] not in [file.path for file in files]:
+        raise BundleError(f"the manifest does not list the graph file {entry['file']!r} of {name}")
     return Component(
         name=name,
         file=entry["file"],
-        files=_parse_files(entry["files"]),
+        files=files,
         inputs=tuple(TensorSpec.from_dict(spec) for spec in entry["inputs"]),
         outputs=tuple(TensorSpec.from_dict(spec) for spec in entry["outputs"]),
     )

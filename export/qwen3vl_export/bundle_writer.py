@@ -28,7 +28,8 @@ class BundleWriter:
         Raises:
             ExportError: Something is there already, and `force` is not set or it is no bundle.
         """
-        self._output = output.absolute()
+        # A link is followed: renaming the link itself would leave the old bundle behind.
+        self._output = output.resolve()
         self._force = force
         self._check_output()
         self.folder = Path()
@@ -70,7 +71,7 @@ class BundleWriter:
             self._output.rename(retired)
         try:
             self.folder.rename(self._output)
-        except OSError:
+        except BaseException:  # an interrupt, too, must not cost the old bundle
             if replacing:
                 retired.rename(self._output)
             raise
@@ -81,7 +82,7 @@ class BundleWriter:
         output = self._output
         if not output.exists() or (output.is_dir() and not any(output.iterdir())):
             return
-        if not (output / MANIFEST).is_file():
+        if not _is_bundle(output):
             raise ExportError(
                 f"{output} exists and is not a bundle, so it is left alone; choose another --output"
             )
@@ -90,3 +91,12 @@ class BundleWriter:
                 f"{output} already holds a bundle; add --force to replace it, or choose another "
                 "--output"
             )
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether the folder's manifest is one of ours; other tools name theirs the same."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and "format_version" in manifest

@@ -60,7 +60,13 @@ class Checkpoint:
         config = read_json(folder / "config.json")
         tensors: dict[str, TensorInfo] = {}
         for shard in _shards(folder):
-            tensors.update(_read_header(shard))
+            header = _read_header(shard)
+            for name in header.keys() & tensors.keys():
+                other = tensors[name].shard.name
+                raise CheckpointError(
+                    f"{name} is stored in both {other} and {shard.name} in {folder}"
+                )
+            tensors.update(header)
         return cls(folder, str(source), config, tensors)
 
     @contextmanager
@@ -134,12 +140,12 @@ def _resolve(source: str) -> Path:
 def _download(model_id: str) -> Path:
     # Imported here because a local checkpoint needs no hub client.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     patterns = ["*.safetensors", "*.json", "*.jinja"]
     try:
         return Path(snapshot_download(model_id, allow_patterns=patterns))
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"{model_id} is no local folder, and could not be downloaded from the Hugging Face "

@@ -147,9 +147,10 @@ def _parse_vision(config: Mapping[str, Any]) -> VisionConfig:
         raise UnsupportedModelError(
             f"vision_config.hidden_act must be one of {_VISION_ACTIVATIONS}, found {hidden_act!r}"
         )
-    rope = config.get("rope_parameters") or {}
+    rope = _optional_mapping(config, "rope_parameters")
     rope_type = rope.get("rope_type", "axial")
-    if rope_type != "axial":
+    # transformers reads "default" as "axial" here.
+    if rope_type not in ("axial", "default"):
         raise UnsupportedModelError(
             f"vision_config.rope_parameters.rope_type must be 'axial', found {rope_type!r}"
         )
@@ -171,7 +172,7 @@ def _parse_vision(config: Mapping[str, Any]) -> VisionConfig:
         num_position_embeddings=_positive(config, "num_position_embeddings", 2304),
         deepstack_visual_indexes=tuple(indexes),
         hidden_act=hidden_act,
-        rope_theta=float(rope.get("rope_theta", 10000.0)),
+        rope_theta=_positive_float(rope, "rope_theta", 10000.0),
     )
 
 
@@ -181,6 +182,8 @@ def _parse_text(config: Mapping[str, Any]) -> TextConfig:
         raise UnsupportedModelError(f"text_config.hidden_act must be 'silu', found {hidden_act!r}")
     rope_theta, mrope_section = _parse_text_rope(config)
     num_heads = _positive(config, "num_attention_heads", 32)
+    if config.get("num_key_value_heads", 32) is None:
+        config = {**config, "num_key_value_heads": num_heads}
     return TextConfig(
         vocab_size=_positive(config, "vocab_size", 151936),
         hidden_size=_positive(config, "hidden_size", 4096),
@@ -190,7 +193,7 @@ def _parse_text(config: Mapping[str, Any]) -> TextConfig:
         num_key_value_heads=_positive(config, "num_key_value_heads", 32),
         head_dim=_positive(config, "head_dim", 128),
         max_position_embeddings=_positive(config, "max_position_embeddings", 128000),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_positive_float(config, "rms_norm_eps", 1e-6),
         attention_bias=_get(config, "attention_bias", bool, False),
         rope_theta=rope_theta,
         mrope_section=mrope_section,
@@ -199,7 +202,7 @@ def _parse_text(config: Mapping[str, Any]) -> TextConfig:
 
 def _parse_text_rope(config: Mapping[str, Any]) -> tuple[float, tuple[int, int, int]]:
     """Rotary base and the M-RoPE sections, from either spelling of the config."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = _optional_mapping(config, "rope_scaling") or _optional_mapping(config, "rope_parameters")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "mrope"):
         raise UnsupportedModelError(
@@ -211,10 +214,11 @@ def _parse_text_rope(config: Mapping[str, Any]) -> tuple[float, tuple[int, int, 
             "text_config has mrope_interleaved=false, but Qwen3-VL interleaves its M-RoPE sections"
         )
     section = rope.get("mrope_section", (24, 20, 20))
-    if len(section) != 3 or not all(type(n) is int and n >= 0 for n in section):
+    is_list = isinstance(section, (list, tuple)) and len(section) == 3
+    if not is_list or not all(type(n) is int and n >= 0 for n in section):
         raise CheckpointError(f"mrope_section must be three lengths, found {section!r}")
-    rope_theta = rope.get("rope_theta", config.get("rope_theta", 500000.0))
-    return float(rope_theta), (section[0], section[1], section[2])
+    rope_theta = _positive_float(rope if "rope_theta" in rope else config, "rope_theta", 500000.0)
+    return rope_theta, (section[0], section[1], section[2])
 
 
 def _check_consistency(config: ModelConfig) -> None:
@@ -269,6 +273,10 @@ def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
+def _optional_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return {} if config.get(key) is None else _mapping(config, key)
+
+
 def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T) -> T:
     value = config.get(key, default)
     if type(value) is not kind:
@@ -283,3 +291,10 @@ def _positive(config: Mapping[str, Any], key: str, default: int) -> int:
     if value <= 0:
         raise CheckpointError(f"config.json: {key} must be positive, found {value}")
     return value
+
+
+def _positive_float(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {key} must be a positive number, found {value!r}")
+    return float(value)

@@ -63,7 +63,10 @@ class TensorSpec:
     def from_dict(cls, data: dict[str, Any]) -> TensorSpec:
         """Parse the JSON form; raises BundleError when it is malformed."""
         try:
-            return cls(str(data["name"]), tuple(data["shape"]), str(data["dtype"]))
+            shape = tuple(data["shape"])
+            if not all(type(dim) in (int, str) for dim in shape):
+                raise TypeError
+            return cls(str(data["name"]), shape, str(data["dtype"]))
         except (KeyError, TypeError) as error:
             raise BundleError(f"the manifest describes a tensor wrongly: {data!r}") from error
 
@@ -186,7 +189,14 @@ def _decoder(config: ModelConfig) -> ComponentContract:
     text = config.text
     levels = config.num_deepstack_levels
     cache_shape = ("batch", text.num_key_value_heads, "capacity", text.head_dim)
-    inputs = [TensorSpec("inputs_embeds", ("batch", "seq", text.hidden_size), FLOAT)]
+    inputs = [
+        TensorSpec(
+            "inputs_embeds",
+            ("batch", "seq", text.hidden_size),
+            FLOAT,
+            "the embedding graph's output",
+        )
+    ]
     if levels:
         inputs.append(
             TensorSpec(

@@ -77,7 +77,7 @@ def export_bundle(options: ExportOptions) -> Bundle:
         weight_bytes(weight_sources(component, config), options.precision)
         for component in options.components
     )
-    with BundleWriter(options.output, force=options.force) as writer, _writing(options.output):
+    with _writing(options.output), BundleWriter(options.output, force=options.force) as writer:
         writer.require_space(total)
         processor_files = _copy_processor(checkpoint.folder, writer.folder)
         with tqdm(total=total, unit="B", unit_scale=True, disable=None) as progress:

@@ -51,6 +51,9 @@ MAX_VIDEO_PIXELS = 2**30
 """Most pixels all frames of one animated file may decode to together (3 GiB of RGB)."""
 
 # Pillow hands these to outside programs (EPS to Ghostscript) or to the operating system.
+#: End marker of a JPEG 2000 codestream (ISO/IEC 15444-1, annex A), which cannot occur inside it.
+#: Pillow decodes a truncated one without an error, into another picture.
+_JPEG2000_END = b"\xff\xd9"
 _REFUSED_FORMATS = ("EPS", "PDF", "WMF")
 
 
@@ -270,6 +273,8 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
             )
         if image.width * image.height > MAX_IMAGE_PIXELS:
             raise InputError(_too_many_pixels(name, _size(image.size)))
+        if image.format == "JPEG2000" and _JPEG2000_END not in data:
+            raise InputError(f"{name} is damaged or incomplete: the end of its data is missing")
         yield image
 
 

@@ -167,5 +167,7 @@ def refuse_video_container(source: str) -> None:
         )
 
 
-def _shorten(text: str, limit: int = 80) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def _shorten(text: str, limit: int = 160) -> str:
+    """A long source with its middle left out: the end of a path is what tells files apart."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from qwen3vl_export.bundle import Bundle
 from qwen3vl_export.contract import PRECISIONS
 from qwen3vl_export.errors import InputError
@@ -82,10 +84,20 @@ class Runner:
             )
         self.preprocessor = Preprocessor(bundle, allow_urls=options.allow_urls)
         self.vision = VisionModel(sessions.vision, config, dtype)
-        cache = KVCache(config.text, dtype, options.max_batch, self.capacity)
+        cache = self._reserve_cache(dtype)
         self.text = TextModel(sessions, config, cache, EncodedVisuals.none(config, dtype))
         self._dtype = dtype
         self._busy = threading.Lock()
+
+    def _reserve_cache(self, dtype: np.dtype[np.generic]) -> KVCache:
+        max_batch = self.options.max_batch
+        try:
+            return KVCache(self.bundle.config.text, dtype, max_batch, self.capacity)
+        except (MemoryError, OverflowError, ValueError) as error:  # numpy raises all of these
+            raise InputError(
+                f"the KV cache of capacity {self.capacity} and max_batch {max_batch} does not fit "
+                "into memory; lower one of them"
+            ) from error
 
     def generate(
         self, messages: Messages, params: SamplingParams | None = None

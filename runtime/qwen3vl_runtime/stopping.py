@@ -89,7 +89,6 @@ class StopChecker:
             text: What the detokenizer itself still held back, e.g. an incomplete character; it is
                 searched for stop strings like any other text.
         """
-        self._finished = True
         if self._matched_string:
             return ""
         state = self._push(text)

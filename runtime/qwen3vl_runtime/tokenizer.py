@@ -103,7 +103,17 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; special tokens are those written in it, none is added."""
+        """Token ids of `text`; special tokens are those written in it, none is added.
+
+        Raises:
+            InputError: It holds half of a surrogate pair, which is no character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text is not valid Unicode: {error.reason} at character {error.start}"
+            ) from error
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -49,6 +49,7 @@ def files() -> dict[str, tuple[bytes, np.ndarray]]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(format_=st.sampled_from(FORMATS), cut=st.floats(0, 1))
+@example(format_="JPEG2000", cut=0.46875)
 @pytest.mark.filterwarnings("ignore:Truncated File Read")
 def test_truncated_file_is_refused_or_complete(files, format_, cut):
     data, expected = files[format_]

@@ -28,6 +28,8 @@ _SAMPLING_FLAGS = (
     ("--repetition-penalty", float, "above 1 discourages repeating tokens"),
     ("--seed", int, "of the draws"),
 )
+_VIDEO_OPTIONS = ("fps", "raw_fps")
+_MEDIA_OPTIONS = ("min_pixels", "max_pixels", *_VIDEO_OPTIONS)
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,6 +103,7 @@ def _run(args: argparse.Namespace) -> int:
 def _messages(args: argparse.Namespace) -> list[dict[str, Any]]:
     if (args.prompt is None) == (args.messages is None):
         raise InputError("give either --prompt or --messages")
+    _refuse_idle_options(args)
     if args.messages is not None:
         if args.media or args.system is not None:
             raise InputError("--messages holds the whole chat; drop --image, --video and --system")
@@ -111,8 +114,18 @@ def _messages(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": content}]
 
 
+def _refuse_idle_options(args: argparse.Namespace) -> None:
+    """An option that changes nothing is a mistake that the user should hear of."""
+    kinds = {kind for kind, _ in args.media}
+    for name in _MEDIA_OPTIONS:
+        users = {"video"} if name in _VIDEO_OPTIONS else {"image", "video"}
+        if getattr(args, name) is not None and not users & kinds:
+            flags = " or ".join(f"--{kind}" for kind in sorted(users))
+            raise InputError(f"--{name.replace('_', '-')} has no effect without {flags}")
+
+
 def _media_part(args: argparse.Namespace, kind: str, source: str) -> dict[str, Any]:
-    options = ("min_pixels", "max_pixels") + (("fps", "raw_fps") if kind == "video" else ())
+    options = [name for name in _MEDIA_OPTIONS if kind == "video" or name not in _VIDEO_OPTIONS]
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     return {"type": kind, kind: source, **given}
 
