@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from qwen3vl_export.bundle import Component
-from qwen3vl_export.errors import BundleError
+from qwen3vl_export.errors import BundleError, InputError
 from qwen3vl_runtime.session import TensorInfo, check_session
 
 __all__ = ["OrtSession"]
@@ -22,7 +22,8 @@ _DTYPES = {
     "tensor(float16)": "float16",
     "tensor(bfloat16)": "bfloat16",
 }
-_LOG_ERRORS_ONLY = 3
+#: What goes wrong is raised; ONNX Runtime's own lines on stderr would only repeat it.
+_LOG_FATAL_ONLY = 4
 
 
 class OrtSession:
@@ -41,7 +42,7 @@ class OrtSession:
             ContractError: Its inputs or outputs are not those of the manifest.
         """
         options = ort.SessionOptions()
-        options.log_severity_level = _LOG_ERRORS_ONLY
+        options.log_severity_level = _LOG_FATAL_ONLY
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
@@ -69,6 +70,7 @@ class OrtSession:
         # Arrays are bound by address: ONNX Runtime reads and writes them where they are, and an
         # output bound to an input's address (a KV cache) is updated in place.
         for name, array in feed.items():
+            assert array.flags.c_contiguous, f"{name} is not contiguous"
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for name in self._output_names:
             if name in outputs:
@@ -76,7 +78,15 @@ class OrtSession:
                 binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             else:
                 binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime raises a dozen unrelated types
+            if "Failed to allocate memory" not in str(error):
+                raise
+            raise InputError(
+                "there is not enough memory to run this request; lower max_pixels, prefill_chunk "
+                "or the number of images and prompts"
+            ) from error
         values = binding.get_outputs()
         results = {
             name: outputs[name] if name in outputs else value.numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen3vl_export.bundle import Bundle
@@ -69,7 +69,7 @@ class Preprocessor:
         folder = bundle.processor
         self.config: ModelConfig = bundle.config
         self.tokenizer = Tokenizer.from_processor_files(folder)
-        self.defaults = _generation_defaults(bundle)
+        self.defaults = _generation_defaults(bundle, self.tokenizer)
         self._template = ChatTemplate.from_processor_files(folder)
         self._image = ImageProcessorConfig.from_dict(
             read_json_object(folder / "preprocessor_config.json")
@@ -146,6 +146,8 @@ def _kind(part: ImagePart | VideoPart) -> Any:
     return "image" if isinstance(part, ImagePart) else "video"
 
 
-def _generation_defaults(bundle: Bundle) -> GenerationDefaults:
+def _generation_defaults(bundle: Bundle, tokenizer: Tokenizer) -> GenerationDefaults:
+    """The checkpoint's generation config; without one, its tokenizer still tells where to end."""
     path = bundle.processor / "generation_config.json"
-    return GenerationDefaults.from_dict(read_json_object(path) if path.is_file() else {})
+    defaults = GenerationDefaults.from_dict(read_json_object(path) if path.is_file() else {})
+    return replace(defaults, eos_token_ids=defaults.eos_token_ids or tokenizer.eos_token_ids)

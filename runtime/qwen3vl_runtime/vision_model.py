@@ -17,9 +17,10 @@ from qwen3vl_runtime.session import Session
 
 __all__ = ["EncodedVisuals", "VisionModel"]
 
-#: Frames are encoded in calls of at most this many patches, to bound activation memory; frames
-#: do not attend to each other, so the split changes nothing.
-_MAX_PATCHES_PER_CALL = 16384
+#: Frames are encoded in calls of at most this many attention scores a head (frames * patches^2),
+#: to bound memory: 16 heads take 2 GiB in fp32. Frames do not attend to each other, so the split
+#: changes nothing.
+_MAX_SCORES_PER_CALL = 1 << 25
 _CACHED_GRIDS = 64
 
 
@@ -96,7 +97,7 @@ class VisionModel:
 
     def _encode_frames(self, frames: np.ndarray, grid: tuple[int, int]) -> EncodedVisuals:
         """Encode [frames, patches, patch_dim], all of the grid (height, width) in patches."""
-        per_call = max(1, _MAX_PATCHES_PER_CALL // frames.shape[1])
+        per_call = max(1, _MAX_SCORES_PER_CALL // frames.shape[1] ** 2)
         parts = []
         for start in range(0, len(frames), per_call):
             pixels = np.ascontiguousarray(frames[start : start + per_call], self._dtype)
