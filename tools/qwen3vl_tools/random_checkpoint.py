@@ -138,7 +138,7 @@ def make_config(
 ) -> dict[str, Any]:
     """A `config.json` of a preset with some values replaced, in the form of transformers 5.x."""
     config = copy.deepcopy(_BASE_CONFIG)
-    shape = PRESETS[preset]
+    shape = copy.deepcopy(PRESETS[preset])
     config["tie_word_embeddings"] = shape["tie_word_embeddings"]
     config["text_config"] |= shape["text_config"] | (text or {})
     config["vision_config"] |= shape["vision_config"] | (vision or {})

@@ -1,6 +1,6 @@
 """Generates the parts of README.md that repeat the code: the contract tables and the tree.
 
-    python -m qwen3vl_tools.readme README.md
+Usage: `python -m qwen3vl_tools.readme README.md`.
 """
 
 from __future__ import annotations
