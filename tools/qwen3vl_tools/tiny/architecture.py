@@ -50,7 +50,14 @@ def build_model(patches: NDArray[np.float32], seed: int) -> Qwen3VLForConditiona
 
 
 def keep_blind(model: Qwen3VLForConditionalGeneration) -> None:
-    """Zeroes what must not be read and keeps the gradient there zero; freezes the patch filters."""
+    """Zeroes what must not be read and keeps the gradient there zero; freezes the patch filters.
+
+    Raises:
+        ValueError: if the vision encoder is not of the width the channels are divided for.
+    """
+    config: Any = model.config.vision_config
+    if config.hidden_size != _HIDDEN:
+        raise ValueError(f"expected vision hidden size {_HIDDEN}, got {config.hidden_size}")
     for parameter in model.model.visual.patch_embed.parameters():
         parameter.requires_grad_(False)
     for weight, mask in blind_masks(model):

@@ -35,6 +35,7 @@ class Batch:
         mask: (batch, 1, length, length) bool; True where attention may look.
         is_visual: (batch, length) bool.
         labels: (batch, length) int64.
+        weights: (batch, length) float32; how much each label counts.
     """
 
     pixels: Tensor
@@ -46,6 +47,7 @@ class Batch:
     mask: Tensor
     is_visual: Tensor
     labels: Tensor
+    weights: Tensor
 
 
 def sorted_frames(rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -61,12 +63,14 @@ def collate(rows: Sequence[Row], visual_ids: Sequence[int]) -> Batch:
     length = max(len(row.input_ids) for row in rows)
     input_ids = np.zeros((len(rows), length), np.int64)
     labels = np.full((len(rows), length), IGNORED, np.int64)
+    weights = np.zeros((len(rows), length), np.float32)
     position_ids = np.zeros((3, len(rows), length), np.int64)
     branches = np.full((len(rows), length), -1, np.int64)
     for index, row in enumerate(rows):
         size = len(row.input_ids)
         input_ids[index, :size] = row.input_ids
         labels[index, :size] = row.labels
+        weights[index, :size] = row.weights
         position_ids[:, index, :size] = row.position_ids
         branches[index, :size] = row.branches
     counts = [len(frame.patches) for frame in frames]
@@ -80,6 +84,7 @@ def collate(rows: Sequence[Row], visual_ids: Sequence[int]) -> Batch:
         torch.from_numpy(_mask(branches))[:, None],
         torch.from_numpy(np.isin(input_ids, visual_ids)),
         torch.from_numpy(labels),
+        torch.from_numpy(weights),
     )
 
 

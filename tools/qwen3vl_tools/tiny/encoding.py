@@ -53,6 +53,8 @@ class Row:
         position_ids: (3, length) int64.
         branches: (length,) int64; 0 is seen by all, other numbers only by themselves.
         labels: (length,) int64; the token this position has to say next, or `IGNORED`.
+        weights: (length,) float32; how much each label counts in training. Long answers count
+            more than short ones, but less than by their length.
     """
 
     frames: tuple[Frame, ...]
@@ -60,6 +62,7 @@ class Row:
     position_ids: NDArray[np.int64]
     branches: NDArray[np.int64]
     labels: NDArray[np.int64]
+    weights: NDArray[np.float32]
 
 
 @dataclass
@@ -70,16 +73,19 @@ class _Tokens:
     positions: list[tuple[int, int, int]]
     branches: list[int]
     labels: list[int]
+    weights: list[float]
     next_position: int = 0
 
     def text(self, ids: Sequence[int], branch: int, is_answer: bool = False) -> None:
         for token in ids:
             if is_answer:
                 self.labels[-1] = token
+                self.weights[-1] = len(ids) ** -0.5
             self.ids.append(token)
             self.positions.append((self.next_position,) * 3)
             self.branches.append(branch)
             self.labels.append(IGNORED)
+            self.weights.append(0.0)
             self.next_position += 1
 
     def vision(self, token: int, grid: tuple[int, int]) -> None:
@@ -91,6 +97,7 @@ class _Tokens:
                 self.positions.append((start, start + row, start + column))
                 self.branches.append(0)
                 self.labels.append(IGNORED)
+                self.weights.append(0.0)
         self.next_position = start + max(height, width)
 
 
@@ -127,7 +134,7 @@ class Codec:
                 by side.
             nested: put a video into one more pair of vision tokens, as some processors do.
         """
-        tokens = _Tokens([], [], [], [])
+        tokens = _Tokens([], [], [], [], [])
         tokens.text(self.ids("<|im_start|>user\n"), 0)
         frames = (
             self._images(tokens, picture.images)
@@ -150,6 +157,7 @@ class Codec:
             np.array(tokens.positions, np.int64).T,
             np.array(tokens.branches, np.int64),
             np.array(tokens.labels, np.int64),
+            np.array(tokens.weights, np.float32),
         )
 
     def _images(self, tokens: _Tokens, images: Sequence[Image.Image]) -> tuple[Frame, ...]:

@@ -22,7 +22,7 @@ __all__ = ["write_outlier_variant"]
 
 _WEIGHTS = "model.safetensors"
 _CHANNELS = 2
-_FACTOR = 2.0**7
+_FACTOR = 2.0**6
 
 # What makes a channel, and the linears that read it; `{}` stands for the place of the layer.
 _LAYERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {

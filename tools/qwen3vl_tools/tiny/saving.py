@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import shutil
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import Qwen3VLForConditionalGeneration
 
 from qwen3vl_tools.tiny import CHECKPOINT_DIR
 
-__all__ = ["copy_companions", "save_checkpoint"]
+__all__ = ["save_checkpoint"]
 
 _COMPANIONS = (
     "chat_template.jinja",
@@ -23,16 +25,18 @@ _COMPANIONS = (
 
 
 def save_checkpoint(model: Qwen3VLForConditionalGeneration, output: Path) -> None:
-    """Saves in bfloat16 beside `output`, then puts the finished folder in its place."""
+    """Saves in bfloat16 beside `output`, then puts the finished folder in its place.
+
+    Tokenizer, processor and generation files are those of the bundled checkpoint.
+    """
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    copy.deepcopy(model).bfloat16().save_pretrained(partial)
-    copy_companions(CHECKPOINT_DIR, partial)
+    rounded = copy.deepcopy(model).bfloat16()
+    config: Any = rounded.config
+    for part in (config.text_config, config.vision_config):
+        part.dtype = torch.bfloat16
+    rounded.save_pretrained(partial)
+    for name in _COMPANIONS:
+        shutil.copyfile(CHECKPOINT_DIR / name, partial / name)
     shutil.rmtree(output, ignore_errors=True)
     partial.rename(output)
-
-
-def copy_companions(source: Path, output: Path) -> None:
-    """Copies the tokenizer, processor and generation files of a checkpoint."""
-    for name in _COMPANIONS:
-        shutil.copyfile(source / name, output / name)

@@ -31,7 +31,7 @@ from qwen3vl_tools.tiny.teacher import Lessons, Teacher, lessons
 
 __all__ = ["TrainOptions", "train"]
 
-_FAMILY_SHARE = {"scene": 0.34, "number": 0.36, "two": 0.11, "moving": 0.12, "changing": 0.07}
+_FAMILY_SHARE = {"scene": 0.34, "number": 0.32, "two": 0.10, "moving": 0.18, "changing": 0.06}
 _MAX_QUESTIONS = 4
 _CHAT_SHARE = 0.15  # of pictures with several questions
 _NESTED_SHARE = 0.5  # of videos
@@ -51,6 +51,7 @@ class TrainOptions:
         pictures: pictures a step.
         learning_rate: the peak.
         warmup: steps to the peak.
+        teacher: weight of the vision lessons at the start; it falls to zero.
         seed: of the weights and the pictures.
         save_every: steps between checkpoints, so that a stopped run leaves one.
     """
@@ -62,12 +63,19 @@ class TrainOptions:
     pictures: int = 32
     learning_rate: float = 2e-3
     warmup: int = 150
+    teacher: float = 1.0
     seed: int = 0
     save_every: int = 500
 
 
 def train(options: TrainOptions) -> None:
-    """Trains and saves one model."""
+    """Trains and saves one model.
+
+    Raises:
+        FileExistsError: if the output folder exists; saving would replace it.
+    """
+    if options.output.exists():
+        raise FileExistsError(f"{options.output} exists; give a new folder")
     rng = np.random.default_rng(options.seed)
     codec = Codec(CHECKPOINT_DIR)
     model = _start(options, codec, rng)
@@ -81,7 +89,8 @@ def train(options: TrainOptions) -> None:
         rate = min(1.0, step / options.warmup) * _decay(progress)
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * rate
-        losses = _step(model, teacher, optimizer, parts, progress)
+        teacher_weight = options.teacher * max(0.0, 1 - progress / _TEACHER_END)
+        losses = _step(model, teacher, optimizer, parts, teacher_weight)
         elapsed = time.monotonic() - started
         progress = max(step / options.steps, elapsed / (60 * options.minutes))
         if step % 25 == 0:
@@ -97,7 +106,7 @@ def _start(
 ) -> Qwen3VLForConditionalGeneration:
     if options.init_from is not None:
         return Qwen3VLForConditionalGeneration.from_pretrained(
-            options.init_from, dtype=torch.float32
+            options.init_from, dtype=torch.float32, local_files_only=True
         )
     pictures = [make_picture(family, rng) for family in FAMILIES for _ in range(80)]
     frames = [frame for p in pictures for frame in codec.row(p, p.questions[:1]).frames]
@@ -134,20 +143,20 @@ def _step(
     teacher: Teacher,
     optimizer: torch.optim.Optimizer,
     parts: list[tuple[Batch, Lessons]],
-    progress: float,
+    teacher_weight: float,
 ) -> tuple[float, float]:
     """One update; gives the loss of the answers and of the teacher."""
-    weight = max(0.0, 1 - progress / _TEACHER_END)
-    num_answers = sum(int((batch.labels != IGNORED).sum()) for batch, _ in parts)
+    total_weight = sum(float(batch.weights.sum()) for batch, _ in parts)
     num_patches = sum(len(batch.pixels) for batch, _ in parts)
     answer_total, teacher_total = 0.0, 0.0
     optimizer.zero_grad()
     for batch, lesson in parts:
         features = encode(model, batch)
         logits, targets = answer_logits(model, batch, features)
-        answer_loss = functional.cross_entropy(logits, targets, reduction="sum") / num_answers
+        each = functional.cross_entropy(logits, targets, reduction="none")
+        answer_loss = each @ batch.weights[batch.labels != IGNORED] / total_weight
         teacher_loss = teacher(features, lesson) * (len(batch.pixels) / num_patches)
-        (answer_loss + weight * teacher_loss).backward()
+        (answer_loss + teacher_weight * teacher_loss).backward()
         answer_total += answer_loss.item()
         teacher_total += teacher_loss.item()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -182,6 +191,7 @@ def _parse() -> TrainOptions:
     parser.add_argument("--pictures", type=int, default=defaults.pictures, help="a step")
     parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     parser.add_argument("--warmup", type=int, default=defaults.warmup, help="steps")
+    parser.add_argument("--teacher", type=float, default=defaults.teacher, help="first weight")
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--save-every", type=int, default=defaults.save_every, help="steps")
     return TrainOptions(**vars(parser.parse_args()))
