@@ -229,7 +229,8 @@ class Runner:
             for prompt, each in zip(prompts, sampling, strict=True)
         )
         rounded = -(-needed // _CAPACITY_STEP) * _CAPACITY_STEP
-        self.text.begin(len(prompts), min(rounded, self.capacity))
+        with timer.stage("prefill"):
+            self.text.begin(len(prompts), min(rounded, self.capacity))
         yield from generate_tokens(
             self.text,
             prompts,

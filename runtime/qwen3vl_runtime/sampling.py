@@ -45,7 +45,9 @@ class Sampler:
                 f"{prompt.dtype}{list(prompt.shape)}; pass the tokenizer's ids of one sequence"
             )
         self._resolved = resolved
-        self._generator = np.random.Generator(np.random.PCG64(resolved.seed))
+        # numpy loads its generators only when they are first used, which costs a greedy request
+        # 40 ms for nothing.
+        self._generator = _make_generator(resolved.seed) if resolved.do_sample else None
         self._seen = np.unique(prompt).astype(np.int64)
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
@@ -64,7 +66,7 @@ class Sampler:
             )
         scores = self._penalise(logits)
         best = _best_token(scores)
-        token = self._draw(scores) if self._resolved.do_sample else best
+        token = best if self._generator is None else self._draw(scores, self._generator)
         if self._resolved.repetition_penalty != 1 and token not in self._seen:
             self._seen = np.append(self._seen, token)
         return token
@@ -80,12 +82,16 @@ class Sampler:
         scores[seen] = np.where(values < 0, values * penalty, values / penalty)
         return scores
 
-    def _draw(self, scores: npt.NDArray[np.float32]) -> int:
+    def _draw(self, scores: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
         token_ids, probabilities = token_distribution(scores, self._resolved)
         cumulative = np.cumsum(probabilities)
         # Scaled by the last entry, which rounding can keep from being exactly 1.
-        point = self._generator.random() * cumulative[-1]
+        point = generator.random() * cumulative[-1]
         return int(token_ids[np.searchsorted(cumulative, point, side="right")])
+
+
+def _make_generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 def token_distribution(
