@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from qwen3vl_export.bundle import Bundle
@@ -52,8 +53,12 @@ class ORTRunner(Runner):
             MissingExtraError: ONNX Runtime is not installed.
         """
         options = RunnerOptions(capacity, max_batch, prefill_chunk, allow_urls)
-        if threads is not None and (type(threads) is not int or threads < 1):
-            raise InputError(f"threads must be a positive integer, found {threads!r}")
+        cores = os.cpu_count() or 1
+        if threads is not None and (type(threads) is not int or not 1 <= threads <= cores):
+            raise InputError(
+                f"threads must be an integer from 1 to {cores}, the logical cores of this machine, "
+                f"found {threads!r}"
+            )
         if not isinstance(bundle, Bundle):
             bundle = Bundle.open(bundle, verify_hashes=verify_hashes)
         super().__init__(bundle, _load_sessions(bundle, threads), options)

@@ -4,7 +4,8 @@ A small model left to itself sends everything through the last DeepStack level a
 merger, so that losing level 0 or 1 would go unnoticed. Here the vision channels are divided:
 colour is laid into channels only the level 0 merger reads, and movement (the difference of the
 two frames of a temporal patch) into channels only the level 1 merger reads. Everything else sees
-brightness. The division is nothing but zeros in weight matrices; the architecture is the real one.
+brightness, of which the main merger reads a third, so that detail comes through level 2. The
+division is nothing but zeros in weight matrices; the architecture is the real one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["blind_masks", "build_model", "keep_blind"]
 
 _HIDDEN = 128
 _BRIGHTNESS_FILTERS = 56
+_DETAIL = slice(32, 96)
 _COLOR = slice(96, 112)
 _MOTION = slice(112, 128)
 
@@ -69,7 +71,7 @@ def keep_blind(model: Qwen3VLForConditionalGeneration) -> None:
 def blind_masks(model: Qwen3VLForConditionalGeneration) -> list[tuple[nn.Parameter, Tensor]]:
     """Weights that read vision channels, each with a 0/1 row over its input columns."""
     visual: Any = model.model.visual
-    neither = _mask(_COLOR, _MOTION)
+    neither, only_coarse = _mask(_COLOR, _MOTION), _mask(_DETAIL, _COLOR, _MOTION)
     pairs = [(block.attn.qkv.weight, neither) for block in visual.blocks]
     pairs += [(block.mlp.linear_fc1.weight, neither) for block in visual.blocks]
     hidden_for_level = (_mask(_MOTION), _mask(_COLOR), neither)
@@ -77,7 +79,7 @@ def blind_masks(model: Qwen3VLForConditionalGeneration) -> list[tuple[nn.Paramet
     unit = visual.spatial_merge_size**2
     pairs += [
         (merger.linear_fc1.weight, mask.repeat(1, unit))
-        for merger, mask in zip(mergers, (*hidden_for_level, neither), strict=True)
+        for merger, mask in zip(mergers, (*hidden_for_level, only_coarse), strict=True)
     ]
     return pairs
 

@@ -2,8 +2,7 @@
 
 Answers alone teach shapes too slowly. So linear heads also have to name what lies under each
 patch or visual token, each head where the answer should come from: colour at DeepStack level 0,
-the direction of movement at level 1, shapes and digits at level 2, the main merger and the two
-last blocks.
+the direction of movement at level 1, shapes and digits at level 2 and in the two last blocks.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Teacher(nn.Module):
         )
         self.color_head = nn.Linear(text_hidden, len(_COLOR_NAMES))
         self.motion_head = nn.Linear(text_hidden, len(_DIRECTIONS))
-        self.name_heads = nn.ModuleList(nn.Linear(text_hidden, len(_NAMES)) for _ in range(2))
+        self.name_head = nn.Linear(text_hidden, len(_NAMES))
 
     def forward(self, features: Features, lesson: Lessons) -> Tensor:
         """The sum of all heads' losses."""
@@ -82,12 +81,8 @@ class Teacher(nn.Module):
             functional.cross_entropy(head(hidden), lesson.patch_names, weight)
             for head, hidden in zip(self.patch_heads, features.hidden[-2:], strict=True)
         ]
-        losses += [
-            functional.binary_cross_entropy_with_logits(head(merged), lesson.names) * 5
-            for head, merged in zip(
-                self.name_heads, (features.levels[2], features.merged), strict=True
-            )
-        ]
+        names = self.name_head(features.levels[2])
+        losses.append(functional.binary_cross_entropy_with_logits(names, lesson.names) * 5)
         colors, motions = self.color_head(features.levels[0]), self.motion_head(features.levels[1])
         losses.append(functional.binary_cross_entropy_with_logits(colors, lesson.colors) * 3)
         still = torch.ones(len(_DIRECTIONS))
