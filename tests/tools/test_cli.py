@@ -148,7 +148,7 @@ def call(
         ((*_RUN, "--capacity", "8"), "cache slots, but the capacity is 8; shorten the prompt"),
         ((*_RUN, "--capacity", "0"), "capacity must be a positive integer, found 0"),
         ((*_RUN, "--capacity", str(10**15)), "does not fit into memory; lower one of them"),
-        ((*_RUN, "--threads", "0"), "threads must be a positive integer, found 0"),
+        ((*_RUN, "--threads", "0"), "threads must be an integer from 1 to"),
         ((*_RUN, "--prefill-chunk", "-1"), "prefill_chunk must be a positive integer, found -1"),
         ((*_RUN, "--temperature", "-1"), "temperature must be"),
         ((*_RUN, "--top-p", "nan"), "top_p must be"),
