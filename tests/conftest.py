@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,12 @@ from qwen3vl_runtime import ORTRunner
 from qwen3vl_tools.random_checkpoint import write_random_checkpoint
 from qwen3vl_tools.reference import Reference
 from qwen3vl_tools.tiny import CHECKPOINT_DIR
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A test run started in the background inherits an ignored SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
