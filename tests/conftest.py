@@ -21,7 +21,7 @@ from qwen3vl_tools.tiny import CHECKPOINT_DIR
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """A test run started in the background inherits an ignored SIGINT, and so would its children."""
+    """A run started in the background inherits an ignored SIGINT, and so would its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
