@@ -12,11 +12,12 @@ import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from qwen3vl_export.config import ModelConfig
-from qwen3vl_export.contract import PRECISIONS, TARGETS, TensorSpec
+from qwen3vl_export.contract import COMPONENTS, PRECISIONS, TARGETS, TensorSpec, component_contract
 from qwen3vl_export.errors import BundleError
 
 __all__ = [
@@ -162,12 +163,19 @@ class Bundle:
                 presence and size are checked.
 
         Raises:
-            BundleError: The folder is no bundle, or a file is missing, truncated or altered.
+            BundleError: The folder is no bundle, a file is missing, truncated or altered, or the
+                manifest contradicts itself.
         """
         root = Path(path)
-        manifest = Manifest.from_dict(_read_manifest(root))
-        _check_files(root, manifest.files, verify_hashes=verify_hashes)
-        return cls(root, manifest, ModelConfig.from_dict(manifest.model))
+        try:
+            manifest = Manifest.from_dict(_read_manifest(root))
+            _check_files(root, manifest.files, verify_hashes=verify_hashes)
+        except OSError as error:  # no permission, or a name longer than any path
+            raise BundleError(f"expected a readable bundle, found: {error}; check it") from error
+        config = ModelConfig.from_dict(manifest.model)
+        for component in manifest.components.values():
+            _check_contract(component, config, manifest.precision)
+        return cls(root, manifest, config)
 
     @property
     def processor(self) -> Path:
@@ -209,7 +217,7 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not readable JSON ({error}); export again") from error
     if not isinstance(data, dict):
         raise BundleError(f"{path} must hold a JSON object, found {type(data).__name__}")
@@ -252,6 +260,25 @@ def _parse_component(name: str, entry: dict[str, Any]) -> Component:
         inputs=tuple(TensorSpec.from_dict(spec) for spec in entry["inputs"]),
         outputs=tuple(TensorSpec.from_dict(spec) for spec in entry["outputs"]),
     )
+
+
+def _check_contract(component: Component, config: ModelConfig, precision: str) -> None:
+    """The runtime binds by model, precision and component; they must mean the same graph."""
+    name = component.name
+    if name not in COMPONENTS:
+        raise BundleError(
+            f"the manifest contradicts itself: expected only {', '.join(COMPONENTS)} as "
+            f"components, found {name!r}; export the bundle again"
+        )
+    contract = component_contract(name, config).with_precision(precision)
+    for specs in ((contract.inputs, component.inputs), (contract.outputs, component.outputs)):
+        for pair in zip_longest(*specs):
+            expected, found = (spec.to_dict() if spec else "no further tensor" for spec in pair)
+            if found != expected:
+                raise BundleError(
+                    f"the manifest contradicts itself: by its {precision} model the graph {name} "
+                    f"has {expected}, but its entry lists {found}; export the bundle again"
+                )
 
 
 def _check_files(root: Path, files: tuple[BundleFile, ...], *, verify_hashes: bool) -> None:

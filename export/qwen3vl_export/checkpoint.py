@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -24,11 +25,16 @@ from qwen3vl_export.modules import weight_sources
 
 __all__ = ["Checkpoint", "TensorInfo", "check_weights", "read_json"]
 
+_SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 _SHOWN_NAMES = 5
+_MAX_JSON_DEPTH = 64
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.language_model.embed_tokens.weight"
+_COMPARED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,16 @@ class Checkpoint:
         Raises:
             CheckpointError: It is missing, incomplete, truncated, or not safetensors.
         """
-        folder = _resolve(str(source))
-        config = read_json(folder / "config.json")
+        try:
+            folder = _resolve(str(source))
+            config = read_json(folder / "config.json")
+            shards = _shards(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint {source} cannot be read: {error}; check its path and permissions"
+            ) from error
         tensors: dict[str, TensorInfo] = {}
-        for shard in _shards(folder):
+        for shard in shards:
             header = _read_header(shard)
             for name in header.keys() & tensors.keys():
                 other = tensors[name].shard.name
@@ -92,8 +104,8 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     }
     found = checkpoint.tensors
     missing = sorted(expected.keys() - found.keys())
-    # transformers stores and then ignores the head of a model whose embeddings are tied.
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    # transformers ignores a stored head that equals the embedding it is tied to.
+    ignored = {_HEAD} if config.tie_word_embeddings else set()
     unexpected = sorted(found.keys() - expected.keys() - ignored)
     if missing or unexpected:
         raise CheckpointError(_difference(checkpoint, missing, unexpected))
@@ -109,6 +121,8 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
                 f"{name} has shape {list(info.shape)}, but config.json implies {list(shape)}; "
                 "the config and the weights belong to different checkpoints"
             )
+    if ignored & found.keys():
+        _check_tied_head(checkpoint)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -119,11 +133,45 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path.parent} has no {path.name}; expected a Hugging Face checkpoint folder"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} must hold a JSON object, found {type(data).__name__}")
+    if _is_deeper(data, _MAX_JSON_DEPTH):  # what reads it later recurses: repr, dumps
+        raise CheckpointError(
+            f"{path} is nested more than {_MAX_JSON_DEPTH} levels deep, which no checkpoint needs; "
+            "restore the original file"
+        )
     return data
+
+
+def _is_deeper(data: Any, depth: int) -> bool:
+    level = [data]
+    for _ in range(depth):
+        objects = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [child for node in objects for child in node if isinstance(child, (dict, list))]
+    return bool(level)
+
+
+def _check_tied_head(checkpoint: Checkpoint) -> None:
+    """Refuse a head beside the embedding it should be tied to, unless the two are equal.
+
+    transformers then unties them and uses the stored head, against the config.
+    """
+    with checkpoint.tensor(_HEAD) as head, checkpoint.tensor(_EMBEDDING) as embedding:
+        equal = head.shape == embedding.shape and all(
+            torch.equal(ours.float(), theirs.float())
+            for ours, theirs in zip(
+                torch.split(head, _COMPARED_ROWS),
+                torch.split(embedding, _COMPARED_ROWS),
+                strict=True,
+            )
+        )
+    if not equal:
+        raise CheckpointError(
+            f"config.json says tie_word_embeddings, but {_HEAD} differs from {_EMBEDDING}; set "
+            "tie_word_embeddings to false to use that head, or remove it from the weights"
+        )
 
 
 def _resolve(source: str) -> Path:
@@ -154,11 +202,20 @@ def _download(model_id: str) -> Path:
 
 
 def _shards(folder: Path) -> list[Path]:
+    """The weight files, in the order of preference of transformers; others are not merged in."""
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
     if (folder / _INDEX).is_file():
         weight_map = read_json(folder / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{folder / _INDEX} has no weight_map")
         names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+                raise CheckpointError(
+                    f"{folder / _INDEX} names a shard outside the checkpoint folder: {name!r}; "
+                    "download the checkpoint again"
+                )
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(

@@ -20,6 +20,9 @@ __all__ = ["ModelConfig", "TextConfig", "VisionConfig"]
 T = TypeVar("T", int, str, bool)
 
 _VISION_ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
+# Far above any model: beyond them a shape overflows, or building it takes minutes.
+_MAX_SIZE = 1 << 24
+_MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,19 @@ class ModelConfig:
         _refuse_other_models(config)
         vision_json = _mapping(config, "vision_config")
         text_json = _mapping(config, "text_config")
+        text = _parse_text(text_json)
         parsed = cls(
             vision=_parse_vision(vision_json),
-            text=_parse_text(text_json),
+            text=text,
             tie_word_embeddings=_get(config, "tie_word_embeddings", bool, False),
-            image_token_id=_get(config, "image_token_id", int, 151655),
-            video_token_id=_get(config, "video_token_id", int, 151656),
-            vision_start_token_id=_get(config, "vision_start_token_id", int, 151652),
-            vision_end_token_id=_get(config, "vision_end_token_id", int, 151653),
+            image_token_id=_token_id(config, "image_token_id", 151655, text.vocab_size),
+            video_token_id=_token_id(config, "video_token_id", 151656, text.vocab_size),
+            vision_start_token_id=_token_id(
+                config, "vision_start_token_id", 151652, text.vocab_size
+            ),
+            vision_end_token_id=_token_id(config, "vision_end_token_id", 151653, text.vocab_size),
         )
+        _check_sizes(parsed)
         _check_consistency(parsed)
         return parsed
 
@@ -160,7 +167,7 @@ def _parse_vision(config: Mapping[str, Any]) -> VisionConfig:
             f"vision_config.deepstack_visual_indexes must be a list of integers, found {indexes!r}"
         )
     return VisionConfig(
-        depth=_positive(config, "depth", 27),
+        depth=_positive(config, "depth", 27, _MAX_LAYERS),
         hidden_size=_positive(config, "hidden_size", 1152),
         intermediate_size=_positive(config, "intermediate_size", 4304),
         num_heads=_positive(config, "num_heads", 16),
@@ -188,7 +195,7 @@ def _parse_text(config: Mapping[str, Any]) -> TextConfig:
         vocab_size=_positive(config, "vocab_size", 151936),
         hidden_size=_positive(config, "hidden_size", 4096),
         intermediate_size=_positive(config, "intermediate_size", 22016),
-        num_hidden_layers=_positive(config, "num_hidden_layers", 32),
+        num_hidden_layers=_positive(config, "num_hidden_layers", 32, _MAX_LAYERS),
         num_attention_heads=num_heads,
         num_key_value_heads=_positive(config, "num_key_value_heads", 32),
         head_dim=_positive(config, "head_dim", 128),
@@ -219,6 +226,20 @@ def _parse_text_rope(config: Mapping[str, Any]) -> tuple[float, tuple[int, int, 
         raise CheckpointError(f"mrope_section must be three lengths, found {section!r}")
     rope_theta = _positive_float(rope if "rope_theta" in rope else config, "rope_theta", 500000.0)
     return rope_theta, (section[0], section[1], section[2])
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """Refuse products of plausible sizes that are not plausible themselves."""
+    vision, text = config.vision, config.text
+    for size, meaning in (
+        (vision.patch_dim, "in_channels * temporal_patch_size * patch_size ** 2"),
+        (vision.hidden_size * vision.merge_unit, "vision hidden_size * spatial_merge_size ** 2"),
+        (text.num_attention_heads * text.head_dim, "num_attention_heads * head_dim"),
+    ):
+        if size > _MAX_SIZE:
+            raise CheckpointError(
+                f"config.json: {meaning} must be at most {_MAX_SIZE}, found {size}"
+            )
 
 
 def _check_consistency(config: ModelConfig) -> None:
@@ -286,10 +307,22 @@ def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T) -> T:
     return value
 
 
-def _positive(config: Mapping[str, Any], key: str, default: int) -> int:
+def _positive(config: Mapping[str, Any], key: str, default: int, largest: int = _MAX_SIZE) -> int:
     value = _get(config, key, int, default)
-    if value <= 0:
-        raise CheckpointError(f"config.json: {key} must be positive, found {value}")
+    if not 0 < value <= largest:
+        raise CheckpointError(
+            f"config.json: {key} must be positive and at most {largest}, found {value}"
+        )
+    return value
+
+
+def _token_id(config: Mapping[str, Any], key: str, default: int, vocab_size: int) -> int:
+    value = _get(config, key, int, default)
+    if not 0 <= value < vocab_size:
+        raise CheckpointError(
+            f"config.json: {key} must be a token of the vocabulary, 0 to {vocab_size - 1}, "
+            f"found {value}"
+        )
     return value
 
 

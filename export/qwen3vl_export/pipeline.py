@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
+import tokenizers
 from tqdm import tqdm
 
 from qwen3vl_export.bundle import PROCESSOR, Bundle, BundleFile, Component, Manifest
@@ -35,6 +37,8 @@ _PREPROCESSOR_FILES = {
     "preprocessor_config.json": "image_processor",
     "video_preprocessor_config.json": "video_processor",
 }
+#: What transformers takes for a patch size that the file of the bundle leaves out.
+_DEFAULT_PATCH_SIZES = {"preprocessor_config.json": 14, "video_preprocessor_config.json": 16}
 _TRACED_WITH = ("torch", "onnx", "onnxscript", "onnx-ir")
 
 
@@ -60,6 +64,10 @@ class ExportOptions:
                 raise ExportError(f"{flag} must be one of {', '.join(known)}, found {value!r}")
         if not self.components:
             raise ExportError(f"--components must name at least one of {', '.join(COMPONENTS)}")
+        if len(set(self.components)) < len(self.components):
+            raise ExportError(
+                f"--components must name each component once, found {','.join(self.components)}"
+            )
 
 
 def export_bundle(options: ExportOptions) -> Bundle:
@@ -77,9 +85,10 @@ def export_bundle(options: ExportOptions) -> Bundle:
         weight_bytes(weight_sources(component, config), options.precision)
         for component in options.components
     )
+    _check_apart(checkpoint.folder, options.output)
     with _writing(options.output), BundleWriter(options.output, force=options.force) as writer:
         writer.require_space(total)
-        processor_files = _copy_processor(checkpoint.folder, writer.folder)
+        processor_files = _copy_processor(checkpoint.folder, writer.folder, config)
         with tqdm(total=total, unit="B", unit_scale=True, disable=None) as progress:
             components = {
                 name: _export_component(name, config, checkpoint, options, writer.folder, progress)
@@ -95,6 +104,15 @@ def export_bundle(options: ExportOptions) -> Bundle:
             tool_versions=_tool_versions(),
         )
         return writer.commit(manifest)
+
+
+def _check_apart(checkpoint: Path, output: Path) -> None:
+    """Refuse an output whose replacement would delete the checkpoint."""
+    if Path(os.path.realpath(checkpoint)).is_relative_to(os.path.realpath(output)):
+        raise ExportError(
+            f"{output} holds the checkpoint {checkpoint}, so it is left alone; choose another "
+            "--output"
+        )
 
 
 @contextmanager
@@ -137,12 +155,13 @@ def _export_component(
     )
 
 
-def _copy_processor(checkpoint: Path, bundle: Path) -> tuple[BundleFile, ...]:
+def _copy_processor(checkpoint: Path, bundle: Path, config: ModelConfig) -> tuple[BundleFile, ...]:
     """Copy what preprocessing and tokenising need; returns the bundle's entries for it."""
     target = bundle / PROCESSOR
     target.mkdir()
     for name in (*_REQUIRED_PROCESSOR_FILES, *_OPTIONAL_PROCESSOR_FILES):
         if (checkpoint / name).is_file():
+            _check_processor_file(checkpoint / name, config)
             shutil.copyfile(checkpoint / name, target / name)
         elif name in _REQUIRED_PROCESSOR_FILES:
             raise CheckpointError(
@@ -150,21 +169,58 @@ def _copy_processor(checkpoint: Path, bundle: Path) -> tuple[BundleFile, ...]:
                 "it was trained from"
             )
     for name, key in _PREPROCESSOR_FILES.items():
-        _copy_preprocessor(checkpoint, target / name, key)
+        _copy_preprocessor(checkpoint, target / name, key, config)
     names = sorted(path.name for path in target.iterdir())
     return tuple(BundleFile.of(bundle, f"{PROCESSOR}/{name}") for name in names)
 
 
-def _copy_preprocessor(checkpoint: Path, target: Path, key: str) -> None:
-    """Copy a preprocessor config, from its own file or from inside processor_config.json."""
+def _check_processor_file(path: Path, config: ModelConfig) -> None:
+    """Find damage now, and not when the bundle runs."""
+    if path.name != "tokenizer.json":
+        if path.suffix == ".json":
+            read_json(path)
+        return
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise CheckpointError(
+            f"{path} is no readable tokenizer ({error}); download the checkpoint again"
+        ) from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    vocab_size = config.text.vocab_size
+    if largest >= vocab_size:
+        raise CheckpointError(
+            f"{path} has the token {largest}, but config.json gives the model a vocab_size of "
+            f"{vocab_size}; use the tokenizer files of the model it was trained from"
+        )
+
+
+def _copy_preprocessor(checkpoint: Path, target: Path, key: str, model: ModelConfig) -> None:
+    """Copy a preprocessor config, from inside processor_config.json or from its own file."""
     own, nested = checkpoint / target.name, checkpoint / "processor_config.json"
-    config = read_json(own) if own.is_file() else None
-    if config is None and nested.is_file():
-        config = read_json(nested).get(key)
-    if not isinstance(config, dict):
+    # The order is that of transformers.
+    config = read_json(nested).get(key) if nested.is_file() else None
+    found = f"{key!r} in {nested}" if config is not None else str(own)
+    if config is None and own.is_file():
+        config = read_json(own)
+    if config is None:
         raise CheckpointError(
             f"{checkpoint} has neither {target.name} nor a {key!r} entry in processor_config.json"
         )
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{found} must be a JSON object, found {config!r}")
+    for name, default, expected in (
+        ("patch_size", _DEFAULT_PATCH_SIZES[target.name], model.vision.patch_size),
+        ("temporal_patch_size", 2, model.vision.temporal_patch_size),
+        ("merge_size", 2, model.vision.spatial_merge_size),
+    ):
+        value = config.get(name, default)
+        if type(value) is not int or value != expected:
+            raise CheckpointError(
+                f"{found} has {name} {value!r}{'' if name in config else ' (the default)'}, but "
+                f"the vision encoder of config.json needs {expected}; use the preprocessor files "
+                "of the model it was trained from"
+            )
     target.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

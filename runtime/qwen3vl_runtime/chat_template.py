@@ -30,8 +30,12 @@ from qwen3vl_runtime.tokenizer import read_json_object, special_token_strings
 __all__ = ["ChatTemplate"]
 
 _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
-# What a template does to values it cannot handle, e.g. `'text' + content_list`.
-_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+# What a template does to values it cannot handle, e.g. `'text' + content_list`, and what one does
+# that calls itself without end or builds an endless text.
+_RENDER_ERRORS = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
+    *(RecursionError, MemoryError),
+)
 
 
 class ChatTemplate:
@@ -50,6 +54,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
+        except (RecursionError, MemoryError, ValueError) as e:
+            raise BundleError(
+                f"expected a Jinja chat template, found one that cannot be compiled ({e}); take "
+                "the template file from the checkpoint again"
+            ) from e
         except jinja2.TemplateSyntaxError as e:
             raise BundleError(
                 f"expected a Jinja chat template, found a syntax error in line {e.lineno}: {e}; "

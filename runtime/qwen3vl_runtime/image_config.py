@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -10,12 +9,15 @@ from typing import Any, Self, TypeVar
 from PIL import Image
 
 from qwen3vl_export.errors import CheckpointError, UnsupportedModelError
+from qwen3vl_runtime.limits import MAX_INTEGER, is_integer, is_real, shown
 
 __all__ = ["ImageProcessorConfig", "read_positive", "read_value"]
 
 T = TypeVar("T", int, float, bool)
 Triple = tuple[float, float, float]
 
+#: Keeps every normalised value, and the tables it is read from, finite in float32.
+_SCALE_RANGE = (1e-6, 1e6)
 _REQUIRED_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
 
@@ -88,10 +90,12 @@ class ImageProcessorConfig:
                 f"the processor config has resample={parsed.resample}, which is none of Pillow's "
                 f"filters {[int(f) for f in Image.Resampling]}"
             )
-        if parsed.rescale_factor <= 0 or min(parsed.image_std) <= 0:
+        scales = (parsed.rescale_factor, *parsed.image_std)
+        low, high = _SCALE_RANGE
+        if not all(is_real(scale, low, high) for scale in scales):
             raise CheckpointError(
-                "the processor config must have a positive rescale_factor and image_std, found "
-                f"{parsed.rescale_factor} and {list(parsed.image_std)}"
+                "the processor config must have a positive rescale_factor and image_std, from "
+                f"{low:g} to {high:g}, found {parsed.rescale_factor} and {list(parsed.image_std)}"
             )
         return parsed
 
@@ -100,18 +104,21 @@ def read_value(config: Mapping[str, Any], key: str, kind: type[T], default: T) -
     """Return `config[key]`, or `default` where it is absent or null.
 
     Raises:
-        CheckpointError: It is not of type `kind` (an int passes for a float).
+        CheckpointError: It is not of type `kind` (an int passes for a float), or is NaN or absurdly
+            large.
     """
     value = config.get(key)
     if value is None:
         return default
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or not math.isfinite(value):
+    if type(value) is not kind and not (kind is float and type(value) is int):
         raise CheckpointError(
-            f"the processor config must have {key} of type {kind.__name__}, found {value!r}"
+            f"the processor config must have {key} of type {kind.__name__}, found {shown(value)}"
         )
-    return value
+    if kind is not bool and not is_real(value, -MAX_INTEGER, MAX_INTEGER):
+        raise CheckpointError(
+            f"the processor config must have {key} as a number below 2^63, found {shown(value)}"
+        )
+    return kind(value)
 
 
 def read_positive(config: Mapping[str, Any], key: str, default: int) -> int:
@@ -121,7 +128,7 @@ def read_positive(config: Mapping[str, Any], key: str, default: int) -> int:
         CheckpointError: It is not an integer above zero.
     """
     value = read_value(config, key, int, default)
-    if value <= 0:
+    if not is_integer(value):
         raise CheckpointError(f"the processor config must have a positive {key}, found {value}")
     return value
 
@@ -132,9 +139,11 @@ def _triple(config: Mapping[str, Any], key: str, default: Triple) -> Triple:
         return default
     if not isinstance(value, (list, tuple)):
         value = [value] * 3
-    if len(value) != 3 or not all(type(v) in (int, float) and math.isfinite(v) for v in value):
+    limit = _SCALE_RANGE[1]
+    if len(value) != 3 or not all(is_real(v, -limit, limit) for v in value):
         raise CheckpointError(
-            f"the processor config must have {key} as three numbers, found {config[key]!r}"
+            f"the processor config must have {key} as three numbers up to {limit:g}, found "
+            f"{shown(config[key])}"
         )
     return float(value[0]), float(value[1]), float(value[2])
 

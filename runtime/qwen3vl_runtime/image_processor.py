@@ -16,6 +16,8 @@ from PIL import Image
 
 from qwen3vl_export.errors import InputError
 from qwen3vl_runtime.image_config import ImageProcessorConfig
+from qwen3vl_runtime.limits import shown
+from qwen3vl_runtime.media import MAX_IMAGE_PIXELS
 
 __all__ = [
     "MAX_ASPECT_RATIO",
@@ -67,12 +69,18 @@ def preprocess_image(
         Patches of one frame, equal bit for bit to those of `Qwen2VLImageProcessorPil`.
 
     Raises:
-        InputError: The image is not RGB, too elongated, or the limits contradict each other.
+        InputError: The image is not RGB, too elongated, or would be resized to more than
+            `MAX_IMAGE_PIXELS`; or the limits contradict each other.
     """
     if image.mode != "RGB":
         raise InputError(f"expected an RGB image, found mode {image.mode!r}; load it by load_image")
     low, high = pixel_limits(config, min_pixels, max_pixels)
     height, width = smart_resize(image.height, image.width, config.size_factor, low, high)
+    if height * width > MAX_IMAGE_PIXELS:
+        raise InputError(
+            f"an image may be resized to at most {MAX_IMAGE_PIXELS} pixels, but these limits ask "
+            f"for {shown(height * width)}; lower min_pixels or max_pixels"
+        )
     resized = image.resize((width, height), Image.Resampling(config.resample))
     frames = np.asarray(resized)[None]  # [1, height, width, 3]
     grid_thw = (1, height // config.patch_size, width // config.patch_size)

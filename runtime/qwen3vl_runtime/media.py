@@ -12,7 +12,6 @@ refused, because Pillow's conversion would silently clip every value above 255 t
 from __future__ import annotations
 
 import io
-import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,10 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from qwen3vl_export.errors import InputError
+from qwen3vl_runtime.limits import positive_fps
 from qwen3vl_runtime.media_source import (
     list_folder,
-    local_path,
+    local_folder,
     read_source,
     refuse_video_container,
 )
@@ -39,7 +39,6 @@ __all__ = [
     "VideoSource",
     "load_frames",
     "load_image",
-    "positive_fps",
 ]
 
 ImageSource: TypeAlias = "Image.Image | np.ndarray | str | os.PathLike[str] | bytes"
@@ -51,10 +50,10 @@ MAX_IMAGE_PIXELS = 89_478_485
 MAX_VIDEO_PIXELS = 2**30
 """Most pixels all frames of one animated file may decode to together (3 GiB of RGB)."""
 
-# Pillow hands these to outside programs (EPS to Ghostscript) or to the operating system.
 #: End marker of a JPEG 2000 codestream (ISO/IEC 15444-1, annex A), which cannot occur inside it.
 #: Pillow decodes a truncated one without an error, into another picture.
 _JPEG2000_END = b"\xff\xd9"
+#: Pillow hands these to outside programs (EPS to Ghostscript) or to the operating system.
 _REFUSED_FORMATS = ("EPS", "PDF", "WMF")
 
 
@@ -144,26 +143,14 @@ def load_frames(
             )
         return VideoFrames(tuple(_array_to_rgb(frame) for frame in source), fps)
     if isinstance(source, (str, os.PathLike)):
-        folder = local_path(os.fspath(source))
+        folder = local_folder(os.fspath(source))
         refuse_video_container(os.fspath(source))
-        if folder is not None and folder.is_dir():
+        if folder is not None:
             fps = _required_fps(raw_fps, "a folder of frames")
             return VideoFrames(tuple(load_image(path) for path in list_folder(folder)), fps)
     data, name = read_source(source, allow_urls)
     with _opened(data, name) as image:
         return _animation(image, name, raw_fps)
-
-
-def positive_fps(value: object, name: str) -> float:
-    """Return `value` as frames a second.
-
-    Raises:
-        InputError: It is not a finite number above zero; the message calls it `name`.
-    """
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(fps := float(value)) or fps <= 0:  # type: ignore[arg-type]
-        raise InputError(f"{name} must be a number above zero, found {value!r}")
-    return fps
 
 
 def _required_fps(raw_fps: float | None, what: str) -> float:
@@ -284,8 +271,9 @@ def _decoding(name: str) -> Iterator[None]:
     """Turn whatever Pillow's decoders raise on bad input into an `InputError`."""
     try:
         with warnings.catch_warnings():
-            # Our own limit says the same as an error, and in one sentence.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # What is wrong with a file is raised, in one sentence; Pillow's warnings on the way to
+            # it would only stand beside it on stderr.
+            warnings.simplefilter("ignore")
             yield
     except UnidentifiedImageError as e:
         raise InputError(f"{name} is not an image in a format that Pillow can read") from e

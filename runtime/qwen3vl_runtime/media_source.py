@@ -12,15 +12,19 @@ import os
 import re
 import time
 from pathlib import Path
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from qwen3vl_export.errors import InputError
 
-__all__ = ["list_folder", "local_path", "read_source", "refuse_video_container"]
+__all__ = ["list_folder", "local_folder", "local_path", "read_source", "refuse_video_container"]
 
 _MAX_DOWNLOAD_BYTES = 64 * 2**20
 _DOWNLOAD_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 2**16
+
+_REMOTE = ("http://", "https://")
+_DATA = "data:"
+_FILE = "file://"
 
 _CONTAINER_SUFFIXES = frozenset(
     (
@@ -45,12 +49,12 @@ def read_source(source: object, allow_urls: bool) -> tuple[bytes, str]:
     """
     if isinstance(source, bytes):
         data, name = source, f"the image given as {len(source)} bytes"
-    elif isinstance(source, str) and source.lower().startswith(("http://", "https://")):
+    elif isinstance(source, str) and source.lower().startswith(_REMOTE):
         name = repr(_shorten(source))
         if not allow_urls:
             raise InputError(f"fetching {name} is not allowed; pass allow_urls=True to allow it")
         data = _download(source, name)
-    elif isinstance(source, str) and source.lower().startswith("data:"):
+    elif isinstance(source, str) and source.lower().startswith(_DATA):
         name = repr(_shorten(source))
         data = _decode_data_url(source, name)
     elif isinstance(source, (str, os.PathLike)):
@@ -80,23 +84,39 @@ def _read_file(path: Path | None, name: str) -> bytes:
         if not path.is_file():
             raise InputError(f"expected an image file, but {name} is not a regular file")
         return path.read_bytes()
-    except OSError as e:
-        raise InputError(f"the image file {name} cannot be read: {e.strerror}") from e
+    except (OSError, ValueError) as e:  # ValueError: text that cannot be a path at all
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise InputError(f"the image file {name} cannot be read: {reason}") from e
 
 
 def local_path(source: str | bytes) -> Path | None:
     """Return the path that a path or a `file://` URL names; None for another host's file.
 
     Raises:
-        InputError: The path is not text.
+        InputError: The path is not text, or the URL is malformed.
     """
     if not isinstance(source, str):
         raise InputError(f"a path must be text, found {type(source).__name__}")
-    if source.lower().startswith("file://"):
-        url = urlsplit(source)
+    if source.lower().startswith(_FILE):
+        url = _split_url(source)
         is_local = url.netloc in ("", "localhost")
         return Path(os.fsdecode(unquote_to_bytes(url.path))) if is_local else None
     return Path(source)
+
+
+def local_folder(source: str | bytes) -> Path | None:
+    """Return the folder that a path or a `file://` URL names; None where it names none.
+
+    Raises:
+        InputError: As `local_path`.
+    """
+    path = local_path(source)
+    if path is None or str(source).lower().startswith((_DATA, *_REMOTE)):
+        return None
+    try:
+        return path if path.is_dir() else None
+    except (OSError, ValueError):  # too long for a path, say; reading it as a file tells why
+        return None
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -156,15 +176,24 @@ def refuse_video_container(source: str) -> None:
     """Refuse a path or URL whose suffix is that of a video container.
 
     Raises:
-        InputError: It is one; the message says how to extract the frames.
+        InputError: It is one, and the message says how to extract the frames; or it is a URL that
+            is malformed.
     """
-    path = source if source.lower().startswith("data:") else urlsplit(source).path or source
+    is_url = source.lower().startswith((_FILE, *_REMOTE))
+    path = _split_url(source).path if is_url else source
     if os.path.splitext(path)[1].lower() in _CONTAINER_SUFFIXES:
         raise InputError(
             f"{_shorten(source)!r} is a video file, which is not decoded here; extract its frames, "
             "for example with `ffmpeg -i VIDEO -vf fps=2 FOLDER/%06d.png`, and pass the folder "
             "with raw_fps=2"
         )
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as e:
+        raise InputError(f"{_shorten(url)!r} is not a valid URL ({e}); correct it") from e
 
 
 def _shorten(text: str, limit: int = 160) -> str:

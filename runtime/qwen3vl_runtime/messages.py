@@ -18,16 +18,23 @@ option that is skipped in silence changes the answer.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, TypeVar
+from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen3vl_export.errors import InputError
+from qwen3vl_runtime.limits import (
+    MAX_INTEGER,
+    MAX_SECONDS,
+    is_integer,
+    is_real,
+    positive_fps,
+    shown,
+)
 
 __all__ = [
     "ImagePart",
@@ -40,8 +47,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-N = TypeVar("N", int, float)
 
 _ROLES = ("system", "user", "assistant", "tool")
 # The keys that may carry the content of a part, by declared type; a part has exactly one of them.
@@ -218,9 +223,9 @@ def _parse_video(part: Mapping[str, Any], where: str) -> VideoPart:
         source=_source(part["video"], f"{where}.video"),
         min_pixels=min_pixels,
         max_pixels=max_pixels,
-        fps=_positive(part, "fps", where, float),
-        num_frames=_positive(part, "num_frames", where, int),
-        raw_fps=_positive(part, "raw_fps", where, float),
+        fps=_frame_rate(part, "fps", where),
+        num_frames=_positive_integer(part, "num_frames", where),
+        raw_fps=_frame_rate(part, "raw_fps", where),
         do_sample_frames=do_sample_frames,
     )
 
@@ -229,42 +234,54 @@ def _parse_features(part: Mapping[str, Any], kind: str, where: str) -> ImagePart
     embeds_key, grid_key = f"{kind}_embeds", f"{kind}_grid_thw"
     times_key = ("timestamps",) if kind == "video" else ()
     _refuse_unknown_keys(part, ("type", embeds_key, grid_key, *times_key), where)
-    embeds = np.asarray(part[embeds_key])
-    is_float = embeds.dtype.kind == "f" or embeds.dtype.name == "bfloat16"
-    if embeds.ndim != 2 or 0 in embeds.shape or not is_float:
-        raise InputError(
-            f"{where}.{embeds_key} must be a floating-point array [tokens, width], found "
-            f"{embeds.dtype} with shape {list(embeds.shape)}"
-        )
+    embeds = _embeds(part[embeds_key], f"{where}.{embeds_key}")
     grid = _sequence(part.get(grid_key))
-    if len(grid) != 3 or not all(_is_number(n, Integral) and n > 0 for n in grid):
+    if len(grid) != 3 or not all(is_integer(n) for n in grid):
         raise _wrong(f"{where}.{grid_key}", "three positive integers [t, h, w]", part.get(grid_key))
     grid_thw = (int(grid[0]), int(grid[1]), int(grid[2]))
     if kind == "image":
         return ImagePart(features=VisualFeatures(embeds, grid_thw))
     times = _sequence(part.get("timestamps"))
-    are_seconds = all(_is_number(s, Real) and 0 <= s < math.inf for s in times)
+    are_seconds = all(is_real(s, 0, MAX_SECONDS) for s in times)
     if len(times) != grid_thw[0] or not are_seconds:
         expected = f"{grid_thw[0]} times in seconds (one per temporal patch of {list(grid_thw)})"
         raise _wrong(f"{where}.timestamps", expected, part.get("timestamps"))
     return VideoPart(features=VisualFeatures(embeds, grid_thw, tuple(float(s) for s in times)))
 
 
+def _embeds(value: Any, where: str) -> NDArray[Any]:
+    try:
+        embeds = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as e:  # ragged lists; tensors on another device
+        raise InputError(f"{where} must be a floating-point array [tokens, width]: {e}") from e
+    is_float = embeds.dtype.kind == "f" or embeds.dtype.name == "bfloat16"
+    if embeds.ndim != 2 or 0 in embeds.shape or not is_float:
+        raise InputError(
+            f"{where} must be a floating-point array [tokens, width], found {embeds.dtype} with "
+            f"shape {list(embeds.shape)}"
+        )
+    if not np.isfinite(embeds).all():
+        raise InputError(f"{where} must hold finite numbers, found NaN or infinity; encode again")
+    return embeds
+
+
 def _pixel_bounds(part: Mapping[str, Any], where: str) -> tuple[int | None, int | None]:
-    low, high = (_positive(part, key, where, int) for key in _PIXEL_OPTIONS)
+    low, high = (_positive_integer(part, key, where) for key in _PIXEL_OPTIONS)
     if low and high and low > high:
         raise InputError(f"{where}.min_pixels {low} must not exceed max_pixels {high}")
     return low, high
 
 
-def _positive(part: Mapping[str, Any], key: str, where: str, kind: type[N]) -> N | None:
+def _positive_integer(part: Mapping[str, Any], key: str, where: str) -> int | None:
     if key not in part:
         return None
-    value = part[key]
-    if not _is_number(value, Integral if kind is int else Real) or not 0 < value < math.inf:
-        noun = "integer" if kind is int else "number"
-        raise _wrong(f"{where}.{key}", f"a positive {noun}", value)
-    return kind(value)
+    if not is_integer(part[key]):
+        raise _wrong(f"{where}.{key}", f"a positive integer up to {MAX_INTEGER}", part[key])
+    return int(part[key])
+
+
+def _frame_rate(part: Mapping[str, Any], key: str, where: str) -> float | None:
+    return positive_fps(part[key], f"{where}.{key}") if key in part else None
 
 
 def _source(value: Any, where: str) -> Any:
@@ -281,10 +298,6 @@ def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
 def _refuse_unknown_keys(part: Any, known: Sequence[str], where: str) -> None:
     if not isinstance(part, Mapping):
         raise _wrong(where, "an object", part)
@@ -294,7 +307,4 @@ def _refuse_unknown_keys(part: Any, known: Sequence[str], where: str) -> None:
 
 
 def _wrong(where: str, expected: str, found: Any) -> InputError:
-    """The error for a value of the wrong kind; a long value is cut so that it stays readable."""
-    shown = repr(found)
-    shown = shown if len(shown) <= 60 else f"{shown[:60]}... ({type(found).__name__})"
-    return InputError(f"{where} must be {expected}, found {shown}")
+    return InputError(f"{where} must be {expected}, found {shown(found)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from qwen3vl_export.bundle import Bundle
 from qwen3vl_export.contract import COMPONENTS
 from qwen3vl_export.errors import BundleError, InputError, MissingExtraError
+from qwen3vl_runtime.limits import shown
 from qwen3vl_runtime.runner import Runner, RunnerOptions
 from qwen3vl_runtime.session import Sessions
 
@@ -57,7 +58,7 @@ class ORTRunner(Runner):
         if threads is not None and (type(threads) is not int or not 1 <= threads <= cores):
             raise InputError(
                 f"threads must be an integer from 1 to {cores}, the logical cores of this machine, "
-                f"found {threads!r}"
+                f"found {shown(threads)}"
             )
         if not isinstance(bundle, Bundle):
             bundle = Bundle.open(bundle, verify_hashes=verify_hashes)

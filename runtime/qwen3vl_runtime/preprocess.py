@@ -13,7 +13,7 @@ from typing import Any
 
 from qwen3vl_export.bundle import Bundle
 from qwen3vl_export.config import ModelConfig
-from qwen3vl_export.errors import InputError
+from qwen3vl_export.errors import BundleError, InputError
 from qwen3vl_runtime.chat_template import ChatTemplate
 from qwen3vl_runtime.image_processor import ImageProcessorConfig, VisualInput, preprocess_image
 from qwen3vl_runtime.media import load_frames, load_image
@@ -63,7 +63,7 @@ class Preprocessor:
         """Read the bundle's processor files.
 
         Raises:
-            BundleError: A file is missing or unreadable.
+            BundleError: A file is missing, unreadable, or made for another vision encoder.
             CheckpointError, UnsupportedModelError: A setting in them cannot be used.
         """
         folder = bundle.processor
@@ -77,6 +77,8 @@ class Preprocessor:
         self._video = VideoProcessorConfig.from_dict(
             read_json_object(folder / "video_preprocessor_config.json")
         )
+        for kind, settings in (("image", self._image), ("video", self._video)):
+            _check_patches(kind, settings, bundle)
         self._allow_urls = allow_urls
 
     def prepare(self, messages: Sequence[Mapping[str, Any]]) -> PreparedPrompt:
@@ -140,6 +142,19 @@ class Preprocessor:
                 f"[{tokens}, {width}] (visual tokens, hidden_size * (1 + DeepStack levels)), "
                 f"found {list(features.embeds.shape)}"
             )
+
+
+def _check_patches(kind: str, settings: ImageProcessorConfig, bundle: Bundle) -> None:
+    """Patches cut otherwise than the encoder was trained on may fit it and mean something else."""
+    vision = bundle.config.vision
+    expected = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
+    found = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
+    if found != expected:
+        raise BundleError(
+            f"expected the {kind} processor file of {bundle.path} to have the model's patch_size, "
+            f"temporal_patch_size and merge_size {expected}, found {found}; take the file from the "
+            "same checkpoint as the model and export again"
+        )
 
 
 def _kind(part: ImagePart | VideoPart) -> Any:

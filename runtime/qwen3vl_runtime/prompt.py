@@ -12,7 +12,6 @@ Nothing here looks at pixels or embeddings: a visual is its kind, its grid and i
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from qwen3vl_export.config import ModelConfig
 from qwen3vl_export.errors import BundleError, InputError
+from qwen3vl_runtime.limits import MAX_SECONDS, is_real
 from qwen3vl_runtime.tokenizer import Tokenizer
 
 __all__ = ["PromptLayout", "Visual", "VisualKind", "VisualSpan", "layout_prompt"]
@@ -186,7 +186,7 @@ def _check_visual(visual: Visual, index: int, merge_size: int) -> None:
             f"{visual.kind} {index} with grid {visual.grid_thw} must have {num_times} timestamps, "
             f"found {len(visual.timestamps)}"
         )
-    if not all(0 <= seconds < math.inf for seconds in visual.timestamps):
+    if not all(is_real(seconds, 0, MAX_SECONDS) for seconds in visual.timestamps):
         raise InputError(
             f"{visual.kind} {index} must have timestamps in seconds that are finite and not "
             f"negative, found {list(visual.timestamps)}"

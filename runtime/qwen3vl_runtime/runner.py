@@ -20,6 +20,7 @@ from qwen3vl_export.errors import InputError
 from qwen3vl_runtime.generation import GenerationResult, StreamChunk, generate_tokens
 from qwen3vl_runtime.image_processor import VisualInput
 from qwen3vl_runtime.kv_cache import KVCache
+from qwen3vl_runtime.limits import is_integer, shown
 from qwen3vl_runtime.preprocess import PreparedPrompt, Preprocessor
 from qwen3vl_runtime.sampling_params import ResolvedSampling, SamplingParams
 from qwen3vl_runtime.session import Sessions, numpy_dtype
@@ -59,8 +60,8 @@ class RunnerOptions:
         """Refuse limits that are not positive; raises InputError."""
         for name in ("capacity", "max_batch", "prefill_chunk"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InputError(f"{name} must be a positive integer, found {value!r}")
+            if value is not None and (type(value) is not int or not is_integer(value)):
+                raise InputError(f"{name} must be a positive integer, found {shown(value)}")
 
 
 class Runner:
@@ -138,7 +139,8 @@ class Runner:
         """Answer one conversation token by token.
 
         Closing the iterator (or breaking out of its loop) cancels the generation and frees the
-        runner for the next request. The last chunk carries the whole result.
+        runner for the next request. The last chunk carries the whole result; the runner is free
+        when it is given out.
 
         Raises:
             InputError: As `generate`, when the first chunk is asked for.
@@ -148,9 +150,10 @@ class Runner:
             chunks: list[StreamChunk] = []
             for chunk in self._run(prompts, sampling, timer):
                 chunks.append(chunk)
-                if chunk.finish_reason is not None:
-                    chunk = replace(chunk, result=_collect(0, prompts[0], chunks, timer))
-                yield chunk
+                if chunk.finish_reason is None:
+                    yield chunk
+        # Outside the request: whoever stops at the last chunk may keep the iterator for long.
+        yield replace(chunks[-1], result=_collect(0, prompts[0], chunks, timer))
 
     def encode(self, prompts: Sequence[PreparedPrompt]) -> EncodedVisuals:
         """Visual features of all prompts in order; equal frame sizes share a vision call."""
@@ -188,6 +191,10 @@ class Runner:
         timer: StageTimer,
     ) -> tuple[list[PreparedPrompt], list[ResolvedSampling]]:
         """Preprocess and check every limit, before any graph runs."""
+        if not isinstance(conversations, (list, tuple)):
+            raise InputError(
+                f"conversations must be a list of conversations, found {shown(conversations)}"
+            )
         if not 1 <= len(conversations) <= self.options.max_batch:
             raise InputError(
                 f"expected 1 to {self.options.max_batch} conversations (max_batch), found "
@@ -195,6 +202,11 @@ class Runner:
             )
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(conversations)
+        is_list = isinstance(params, (list, tuple))
+        if not is_list or not all(isinstance(each, SamplingParams) for each in params):
+            raise InputError(
+                f"params must be SamplingParams, one for all or a list, found {shown(params)}"
+            )
         if len(params) != len(conversations):
             raise InputError(
                 f"expected one SamplingParams for all or {len(conversations)}, one each, found "

@@ -153,6 +153,7 @@ def _best_token(scores: npt.NDArray[np.float32]) -> int:
     if not np.isfinite(scores[best]):
         raise ContractError(
             f"the decoder returned logits whose maximum is {scores[best]} (token {best}), expected "
-            "a finite one; run `verify` on this bundle, or export it at a higher precision"
+            "a finite one; check the images and features given, or export the bundle again at a "
+            "higher precision"
         )
     return best

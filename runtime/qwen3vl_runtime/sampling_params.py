@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3vl_export.errors import CheckpointError, InputError, Qwen3VLError
+from qwen3vl_runtime.limits import is_integer, is_real, shown
 from qwen3vl_runtime.stopping import check_stop_strings, check_stop_token_ids
 
 __all__ = ["GenerationDefaults", "ResolvedSampling", "SamplingParams"]
@@ -31,8 +33,12 @@ _INTEGER = (int, np.integer)
 _REAL = (int, float, np.integer, np.floating)
 _TOKEN_ID = _Rule(_INTEGER, lambda v: v >= 0, "a token id (an integer >= 0)")
 _RULES = {
-    "max_new_tokens": _Rule(_INTEGER, lambda v: v >= 1, "an integer >= 1"),
-    "temperature": _Rule(_REAL, lambda v: 0 <= v < np.inf, "a finite number >= 0 (0 is greedy)"),
+    "max_new_tokens": _Rule(_INTEGER, is_integer, "an integer >= 1 (below 2^63)"),
+    "temperature": _Rule(
+        _REAL,
+        lambda v: is_real(v, 0, sys.float_info.max),  # refuses integers that are no float
+        "a finite number >= 0 (0 is greedy)",
+    ),
     "top_k": _Rule(_INTEGER, lambda v: v >= 0, "an integer >= 0 (0 keeps every token)"),
     "top_p": _Rule(_REAL, lambda v: 0 < v <= 1, "a number in (0, 1] (1 keeps every token)"),
     "min_p": _Rule(_REAL, lambda v: 0 <= v <= 1, "a number in [0, 1] (0 keeps every token)"),
@@ -187,6 +193,11 @@ class SamplingParams:
                 "do_sample=False (greedy) contradicts temperature, top_k, top_p or min_p, found "
                 f"{[getattr(self, name) for name in _WARPERS]}; drop do_sample or those"
             )
+        if self.temperature == 0 and self._filters:
+            raise InputError(
+                "temperature=0 (greedy) contradicts top_k, top_p or min_p, found "
+                f"{[getattr(self, name) for name in _WARPERS[1:]]}; drop temperature or those"
+            )
 
     def resolve(self, generation_config: GenerationDefaults) -> ResolvedSampling:
         """Fill every open value from the checkpoint, and pick a seed if there is none.
@@ -237,7 +248,7 @@ def _checked(name: str, value: Any, error: type[Qwen3VLError], where: str = "") 
     rule = _RULES[name]
     is_kind = isinstance(value, rule.types) and (bool in rule.types or not isinstance(value, bool))
     if not is_kind or not rule.accepts(value):
-        raise error(f"{where}{name} must be {rule.expected}, found {value!r}")
+        raise error(f"{where}{name} must be {rule.expected}, found {shown(value)}")
     return value
 
 

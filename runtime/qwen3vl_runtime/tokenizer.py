@@ -184,7 +184,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise BundleError(
             f"expected a JSON file at {path}, found: {e}; copy it from the checkpoint again"
         ) from e

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from PIL import Image
 
-from qwen3vl_export.errors import UnsupportedModelError
+from qwen3vl_export.errors import CheckpointError, UnsupportedModelError
 from qwen3vl_runtime.image_config import ImageProcessorConfig, read_positive, read_value
+from qwen3vl_runtime.limits import FPS_RANGE, is_real
 
 __all__ = ["VideoProcessorConfig"]
 
@@ -71,9 +72,15 @@ class VideoProcessorConfig(ImageProcessorConfig):
             )
         by_count = config.get("num_frames") is not None
         has_fps = config.get("fps") is not None or not by_count
+        fps = read_value(config, "fps", float, 2.0) if has_fps else None
+        if has_fps and not is_real(fps, *FPS_RANGE):
+            low, high = FPS_RANGE
+            raise CheckpointError(
+                f"the video processor config must have fps from {low:g} to {high:g}, found {fps}"
+            )
         return replace(
             parsed,
-            fps=read_value(config, "fps", float, 2.0) if has_fps else None,
+            fps=fps,
             num_frames=read_positive(config, "num_frames", 1) if by_count else None,
             min_frames=read_positive(config, "min_frames", parsed.min_frames),
             max_frames=read_positive(config, "max_frames", parsed.max_frames),

@@ -25,7 +25,8 @@ from qwen3vl_runtime.image_processor import (
     patchify,
     pixel_limits,
 )
-from qwen3vl_runtime.media import VideoFrames, positive_fps
+from qwen3vl_runtime.limits import is_integer, positive_fps, shown
+from qwen3vl_runtime.media import MAX_VIDEO_PIXELS, VideoFrames
 from qwen3vl_runtime.video_config import VideoProcessorConfig
 
 __all__ = [
@@ -35,6 +36,9 @@ __all__ = [
     "sample_frame_indices",
     "smart_resize_video",
 ]
+
+#: Most frames sampled by count from a video that has fewer: ten times what Qwen3-VL was made for.
+_MAX_REPEATED_FRAMES = 7680
 
 
 def preprocess_video(
@@ -62,7 +66,8 @@ def preprocess_video(
         Patches, grid and one timestamp a temporal patch.
 
     Raises:
-        InputError: The parameters contradict each other, or the frames are too elongated.
+        InputError: The parameters contradict each other, or the frames are too elongated or would
+            be resized to more than `MAX_VIDEO_PIXELS` together.
     """
     total = len(video.frames)
     if config.do_sample_frames if do_sample_frames is None else do_sample_frames:
@@ -81,6 +86,12 @@ def preprocess_video(
     height, width = smart_resize_video(
         count, height, width, config.temporal_patch_size, config.size_factor, low, high
     )
+    if count * height * width > MAX_VIDEO_PIXELS:
+        raise InputError(
+            f"the frames of a video may be resized to at most {MAX_VIDEO_PIXELS} pixels together, "
+            f"but these limits ask for {count} frames of {width}x{height} (width x height); lower "
+            "min_pixels, max_pixels or the number of frames"
+        )
     frames = np.stack([_resize(video.frames[i], height, width, config) for i in indices])
     pixel_values = patchify(frames, _byte_table(config), config)
     grid_thw = (len(pixel_values), height // config.patch_size, width // config.patch_size)
@@ -121,8 +132,11 @@ def sample_frame_indices(
         fps, num_frames = config.fps, config.num_frames
     if fps is not None and num_frames is not None:
         raise InputError(f"give fps or num_frames, not both; found {fps!r} and {num_frames!r}")
-    if num_frames is not None and (type(num_frames) is not int or num_frames <= 0):
-        raise InputError(f"num_frames must be a positive integer, found {num_frames!r}")
+    most = max(total, _MAX_REPEATED_FRAMES)
+    if num_frames is not None and not is_integer(num_frames, 1, most):
+        raise InputError(
+            f"num_frames must be a positive integer, found {shown(num_frames)}; give at most {most}"
+        )
     if num_frames is None:
         wanted = int(total / raw_fps * positive_fps(fps, "fps"))
         num_frames = min(max(wanted, config.min_frames), config.max_frames, total)

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from qwen3vl_export.config import ModelConfig
+from qwen3vl_export.errors import InputError
 from qwen3vl_runtime.image_processor import VisualInput
 from qwen3vl_runtime.positions import vision_positions
 from qwen3vl_runtime.session import Session
@@ -49,9 +50,19 @@ class EncodedVisuals:
     def from_features(
         cls, features: np.ndarray, config: ModelConfig, dtype: np.dtype[np.generic]
     ) -> EncodedVisuals:
-        """Split [visual, hidden * (1 + levels)], the final features then each level's."""
+        """Split [visual, hidden * (1 + levels)], the final features then each level's.
+
+        Raises:
+            InputError: A value is beyond the range of `dtype`.
+        """
         levels, hidden = config.num_deepstack_levels, config.text.hidden_size
-        parts = features.astype(dtype).reshape(len(features), 1 + levels, hidden)
+        with np.errstate(over="ignore"):  # said below, in one sentence
+            parts = features.astype(dtype).reshape(len(features), 1 + levels, hidden)
+        if not np.isfinite(parts).all():
+            raise InputError(
+                f"precomputed features must fit into the bundle's {dtype}, found a value beyond "
+                "its range; export the bundle at a higher precision"
+            )
         parts = np.ascontiguousarray(parts.transpose(1, 0, 2))  # [1 + levels, visual, hidden]
         return cls(parts[0], parts[1:])
 
@@ -100,7 +111,10 @@ class VisionModel:
         per_call = max(1, _MAX_SCORES_PER_CALL // frames.shape[1] ** 2)
         parts = []
         for start in range(0, len(frames), per_call):
-            pixels = np.ascontiguousarray(frames[start : start + per_call], self._dtype)
+            # A value beyond the range of a half float is no surprise worth a warning: it becomes
+            # infinite, which the sampler finds in the logits.
+            with np.errstate(over="ignore"):
+                pixels = np.ascontiguousarray(frames[start : start + per_call], self._dtype)
             outputs = self._session.run({"pixel_values": pixels, **self._positions(grid)})
             parts.append(self._flatten(outputs))
         return EncodedVisuals.concatenate(parts)

@@ -84,6 +84,8 @@ def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(BundleError, match="file is a file"):
         Bundle.open(tmp_path / "file")
+    with pytest.raises(BundleError, match=r"expected a readable bundle, found: .*too long"):
+        Bundle.open(tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path) -> None:
         (b"", "is not readable JSON"),
         (b'{"format_version": 1, ', "is not readable JSON"),
         (b"\xff\xfe\x00", "is not readable JSON"),
+        (b"[" * 100_000, "is not readable JSON"),
         (b"[1, 2]", "must hold a JSON object, found list"),
         (b"{}", "expected a bundle of format version 1, found None"),
         (b'{"format_version": 2}', "format version 1, found 2; export it again"),
@@ -182,6 +185,52 @@ def test_an_unknown_kind_of_bundle_is_refused(
 ) -> None:
     write_manifest(bundle_copy, read_manifest(bundle_copy) | {key: value})
     with pytest.raises(BundleError, match=message):
+        Bundle.open(bundle_copy)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("precision",), "fp16", "fp16 model the graph vision has .*float16"),
+        (("model", "text_config", "num_key_value_heads"), 4, "the graph decoder has"),
+        (("model", "vision_config", "deepstack_visual_indexes"), [], "has no further tensor"),
+        (
+            ("components", "vision", "outputs"),
+            [],
+            "lists no further tensor; export the bundle again",
+        ),
+        (("components", "embedding", "inputs", 0, "dtype"), "int32", "lists .*'int32'"),
+        (("components", "decoder", "inputs", 0, "name"), "embeds", "lists .*'embeds'"),
+    ],
+)
+def test_entries_that_contradict_each_other_are_refused(
+    bundle_copy: Path, place: tuple[Any, ...], value: Any, message: str
+) -> None:
+    """No file hash covers the manifest, so its model, precision and graphs must vouch together."""
+    data = read_manifest(bundle_copy)
+    target = data
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    write_manifest(bundle_copy, data)
+    with pytest.raises(BundleError, match=f"the manifest contradicts itself: .*{message}"):
+        Bundle.open(bundle_copy)
+
+
+def test_an_output_listed_as_an_input_is_refused(bundle_copy: Path) -> None:
+    data = read_manifest(bundle_copy)
+    vision = data["components"]["vision"]
+    vision["inputs"].append(vision["outputs"].pop(0))
+    write_manifest(bundle_copy, data)
+    with pytest.raises(BundleError, match=r"has no further tensor, but its entry lists .*embeds"):
+        Bundle.open(bundle_copy)
+
+
+def test_a_component_that_no_contract_knows_is_refused(bundle_copy: Path) -> None:
+    data = read_manifest(bundle_copy)
+    data["components"]["extra"] = data["components"]["vision"]
+    write_manifest(bundle_copy, data)
+    with pytest.raises(BundleError, match=r"contradicts itself: expected only .*found 'extra'"):
         Bundle.open(bundle_copy)
 
 

@@ -96,6 +96,19 @@ def test_a_tied_model_may_store_its_head(folder: Path) -> None:
     check(folder)
 
 
+@pytest.mark.parametrize("row", [0, 447])
+def test_a_tied_head_that_differs_from_the_embedding_is_refused(folder: Path, row: int) -> None:
+    """Transformers would use that head."""
+
+    def add_head(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors[_EMBEDDING].clone()
+        tensors["lm_head.weight"][row, -1] += 1
+
+    rewrite(folder, add_head)
+    with pytest.raises(CheckpointError, match=r"says tie_word_embeddings, but lm_head.weight dif"):
+        check(folder)
+
+
 def test_an_untied_model_must_store_its_head(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -236,6 +249,8 @@ def test_a_tensor_stored_twice_is_refused(folder: Path) -> None:
         (b"", "is not readable JSON"),
         (b'{"model_type": "qwen3_vl"', "is not readable JSON"),
         (b"\x80abc", "is not readable JSON"),
+        (b"[" * 100_000 + b"]" * 100_000, "is not readable JSON"),
+        (b'{"a":' * 200 + b"0" + b"}" * 200, "is nested more than 64 levels deep"),
         (b"[]", "must hold a JSON object, found list"),
     ],
 )
@@ -248,6 +263,8 @@ def test_corrupt_json_is_named(folder: Path, name: str, content: bytes, message:
 def test_folders_that_are_no_checkpoint_are_explained(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"expected a checkpoint folder, found nothing at"):
         Checkpoint.open(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*File name too long"):
+        Checkpoint.open("x" * 300)
     with pytest.raises(CheckpointError, match=r"config.json is a file"):
         Checkpoint.open(folder / "config.json")
     (tmp_path / "empty").mkdir()

@@ -32,14 +32,16 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     height = draw(st.integers(0, half))
     width = draw(st.integers(0, half - height))
     hidden = draw(sizes)
+    vocab = draw(sizes)
+    tokens = st.integers(0, vocab - 1)
     levels = draw(st.permutations(range(depth)))[: draw(st.integers(0, min(depth, layers)))]
     return {
         "model_type": "qwen3_vl",
         "tie_word_embeddings": draw(st.booleans()),
-        "image_token_id": draw(sizes),
-        "video_token_id": draw(sizes),
-        "vision_start_token_id": draw(sizes),
-        "vision_end_token_id": draw(sizes),
+        "image_token_id": draw(tokens),
+        "video_token_id": draw(tokens),
+        "vision_start_token_id": draw(tokens),
+        "vision_end_token_id": draw(tokens),
         "vision_config": {
             "depth": depth,
             "hidden_size": 4 * heads * draw(counts),
@@ -56,7 +58,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "rope_parameters": {"rope_type": "axial", "rope_theta": draw(st.floats(10, 1e7))},
         },
         "text_config": {
-            "vocab_size": draw(sizes),
+            "vocab_size": vocab,
             "hidden_size": hidden,
             "intermediate_size": draw(sizes),
             "num_hidden_layers": layers,
@@ -235,7 +237,17 @@ def test_unsupported_models_are_refused_by_name(path: str, value: Any, message: 
         ("vision_config.depth", "5", "depth must be of type int, found '5'"),
         ("vision_config.depth", 5.0, "depth must be of type int, found 5.0"),
         ("vision_config.depth", True, "depth must be of type int, found True"),
-        ("text_config.vocab_size", 0, "vocab_size must be positive, found 0"),
+        ("text_config.vocab_size", 0, "vocab_size must be positive .*, found 0"),
+        ("text_config.vocab_size", 10**18, "vocab_size must be positive and at most 16777216"),
+        ("text_config.num_hidden_layers", 10**5, "num_hidden_layers must be .* at most 1024"),
+        ("vision_config.depth", 1025, "depth must be positive and at most 1024, found 1025"),
+        ("vision_config.patch_size", 10**6, r"patch_size \*\* 2 must be at most 16777216"),
+        ("vision_config.spatial_merge_size", 10**6, r"merge_size \*\* 2 must be at most 16777216"),
+        ("text_config.head_dim", 1 << 24, r"num_attention_heads \* head_dim must be at most"),
+        ("image_token_id", 448, "image_token_id must be a token .*, 0 to 447, found 448"),
+        ("video_token_id", -1, "video_token_id must be a token .* found -1"),
+        ("vision_start_token_id", 10**30, "vision_start_token_id must be a token"),
+        ("vision_end_token_id", 448, "vision_end_token_id must be a token"),
         ("text_config.attention_bias", "no", "attention_bias must be of type bool"),
         ("text_config.rms_norm_eps", "small", "rms_norm_eps"),
         ("text_config.rope_parameters", "default", "rope_parameters"),

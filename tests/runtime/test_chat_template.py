@@ -161,6 +161,9 @@ def test_template_files_in_order_of_precedence(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(BundleError, match="syntax error in line 1"):
         rendered()
+    (tmp_path / "chat_template.jinja").write_text("{{" + "(" * 5000 + ")" * 5000 + "}}")
+    with pytest.raises(BundleError, match="cannot be compiled"):
+        rendered()
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(BundleError, match="expected a text file"):
         rendered()
@@ -175,6 +178,9 @@ def test_template_files_in_order_of_precedence(tmp_path: Path) -> None:
         ("{% set n = namespace(_x=1) %}{{ n._x }}", "'_x'"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ dict.mro() }}", "UndefinedError"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError"),
+        ("{{ 'a' * 10**13 }}", "MemoryError"),
+        ("{{ 1 | items | list }}", "TypeError"),
     ],
 )
 def test_template_failures_are_input_errors(source: str, named: str) -> None:

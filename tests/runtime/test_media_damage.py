@@ -86,6 +86,14 @@ def test_garbled_file_raises_nothing_but_input_errors(files, format_, position, 
     assert loaded.mode == "RGB"
 
 
+@pytest.mark.parametrize("length", [8, 20, 60])
+def test_damage_is_told_once(files, recwarn, length):
+    """Pillow warns of a truncated TIFF before it raises, which would stand beside the error."""
+    with pytest.raises(InputError, match="not an image"):
+        load_image(files["TIFF"][0][:length])
+    assert not recwarn.list
+
+
 def test_damaged_pillow_image_is_refused(files):
     lazy = Image.open(io.BytesIO(files["PNG"][0][:-60]))
     with pytest.raises(InputError, match="the Pillow image is damaged"):

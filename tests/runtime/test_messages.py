@@ -137,7 +137,7 @@ EMBEDS = np.ones((2, 3), np.float32)
         (user({"image": "x", "max_pixels": 4.0}), "max_pixels must be"),
         (user({"image": "x", "max_pixels": None}), "max_pixels must be"),
         (user({"image": "x", "min_pixels": 9, "max_pixels": 4}), "min_pixels 9 must not exceed"),
-        (user({"video": "x", "fps": "2"}), "fps must be a positive number"),
+        (user({"video": "x", "fps": "2"}), "fps must be a number above zero"),
         (user({"video": "x", "fps": float("nan")}), "fps must be"),
         (user({"video": "x", "raw_fps": float("inf")}), "raw_fps must be"),
         (user({"video": "x", "num_frames": 2.5}), "num_frames must be"),
@@ -148,6 +148,11 @@ EMBEDS = np.ones((2, 3), np.float32)
         (user({"image_embeds": EMBEDS, "image_grid_thw": [1, 0, 2]}), "image_grid_thw must be"),
         (user({"image_embeds": EMBEDS[0], "image_grid_thw": [1, 2, 2]}), r"shape \[3\]"),
         (user({"image_embeds": EMBEDS.astype(int), "image_grid_thw": [1, 2, 2]}), "int64"),
+        (
+            user({"image_embeds": [[1.0], [1.0, 2.0]], "image_grid_thw": [1, 2, 2]}),
+            "floating-point",
+        ),
+        (user({"image_embeds": EMBEDS * np.nan, "image_grid_thw": [1, 2, 2]}), "found NaN"),
         (user({"image_embeds": EMBEDS[:0], "image_grid_thw": [1, 2, 2]}), r"shape \[0, 3\]"),
         (
             user({"image_embeds": EMBEDS, "image_grid_thw": [1, 2, 2], "max_pixels": 4}),
@@ -158,6 +163,12 @@ EMBEDS = np.ones((2, 3), np.float32)
             user({"video_embeds": EMBEDS, "video_grid_thw": [2, 2, 2], "timestamps": [1, -1]}),
             "timestamps must be 2",
         ),
+        (
+            user({"video_embeds": EMBEDS, "video_grid_thw": [1, 2, 2], "timestamps": [1e300]}),
+            "timestamps must be 1",
+        ),
+        (None, "messages must be a list"),
+        ((message for message in user({"text": "x"})), "messages must be a list"),
     ],
 )
 def test_refusals_name_the_place(messages: Any, named: str) -> None:

@@ -300,7 +300,7 @@ def test_broken_logits_are_refused(
     sampling: dict[str, Any], penalty: float, bad: list[float]
 ) -> None:
     resolved = SamplingParams(repetition_penalty=penalty, **sampling).resolve(NEUTRAL)
-    with pytest.raises(ContractError, match=r"decoder returned .*(nan|inf)"):
+    with pytest.raises(ContractError, match=r"decoder returned .*(nan|inf).*check the images"):
         Sampler(resolved, [0, 1]).sample(np.array(bad, dtype=np.float32))
 
 
@@ -349,6 +349,9 @@ def test_values_out_of_range_are_refused_by_name(name: str, values: list[Any]) -
         {"do_sample": False, "top_k": 5},
         {"do_sample": False, "top_p": 0.5},
         {"do_sample": False, "min_p": 0.5},
+        {"temperature": 0, "top_k": 5},
+        {"temperature": 0.0, "top_p": 0.9},
+        {"temperature": 0, "min_p": 0.5},
     ],
 )
 def test_contradictions_are_refused(sampling: dict[str, Any]) -> None:
@@ -361,7 +364,7 @@ def test_contradictions_are_refused(sampling: dict[str, Any]) -> None:
     [
         ({}, False, True),
         ({"temperature": 0}, False, False),
-        ({"temperature": 0.0, "top_p": 0.9}, False, False),
+        ({"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}, False, False),
         ({"temperature": 0.7}, True, True),
         ({"temperature": 1.0}, True, True),
         ({"top_k": 5}, True, True),

@@ -29,10 +29,11 @@ _RUN = ("run", "BUNDLE", "--prompt", "What?", "--max-new-tokens", "3", "--temper
 
 
 @pytest.fixture(autouse=True)
-def keep_sigterm_handler() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGTERM)
+def keep_signal_handlers() -> Iterator[None]:
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, handler)
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +122,7 @@ def call(
         (("export", "PICKLED", "--output", "OUT"), "pickled weights (pytorch_model.bin)"),
         (("export", "MOE", "--output", "OUT"), "found model_type 'qwen3_vl_moe'"),
         ((*_EXPORT, "--components", "vision,audio"), "found 'audio'"),
+        ((*_EXPORT, "--components", "vision,vision"), "must name each component once"),
         ((*_EXPORT, "--components", ""), "--components must be one of vision, embedding, decoder"),
         (("export", "CHECKPOINT", "--output", "TEXT", "--force"), "is not a bundle, so it is left"),
         (("export", "CHECKPOINT", "--output", "BUNDLE"), "add --force to replace it"),
@@ -140,7 +142,7 @@ def call(
         ((*_RUN, "--image", "http://localhost/a.png"), "is not allowed"),
         ((*_RUN, "--video", "EMPTY_DIR", "--raw-fps", "2"), "a video needs at least one frame"),
         ((*_RUN, "--video", "clip.mp4"), "extract its frames"),
-        ((*_RUN, "--video", "EMPTY_DIR", "--raw-fps", "-2"), "raw_fps must be a positive number"),
+        ((*_RUN, "--video", "EMPTY_DIR", "--raw-fps", "-2"), "raw_fps must be a number above zero"),
         ((*_RUN, "--image", "DOT", "--min-pixels", "0"), "min_pixels must be a positive integer"),
         ((*_RUN, "--fps", "2"), "--fps has no effect without --video"),
         ((*_RUN, "--image", "DOT", "--raw-fps", "2"), "--raw-fps has no effect without --video"),
@@ -418,7 +420,7 @@ def test_inspect_json_is_the_manifest(
 # --- processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_an_export_and_leaves_the_old_bundle(
     bundle_copy: Path, inputs: dict[str, Path], signum: signal.Signals
 ) -> None:
@@ -516,6 +518,32 @@ def test_a_bundle_runs_without_torch_and_is_inspected_without_onnxruntime(
     done = in_process_without((*heavy, "onnxruntime"), "inspect", str(inputs["BUNDLE"]))
     assert done.returncode == 0, done.stderr
     assert "match their SHA-256" in done.stdout
+
+
+def test_an_ignored_hangup_stays_ignored(call: Callable[..., Outcome]) -> None:
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert call("inspect", "ABSENT").code == 1
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["at-the-end", "before-the-end"])
+def test_an_answer_that_cannot_be_written_is_a_sentence(
+    inputs: dict[str, Path], options: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "qwen3vl_tools.cli", "inspect", str(inputs["BUNDLE"])]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: writing the answer failed: No space left on device\n"
 
 
 def test_a_reader_that_goes_away_is_no_crash(inputs: dict[str, Path]) -> None:

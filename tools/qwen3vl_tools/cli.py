@@ -28,9 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     args = _make_parser().parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-    signal.signal(signal.SIGTERM, _stop)
+    _stop_on_signals()
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        print(end="", flush=True)  # a full disk is a failure of the command, not of its exit
+        return code
     except Qwen3VLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -38,8 +40,13 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has gone; redirecting spares Python's own complaint at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (head, less) has gone
+        return 1
+    except OSError as error:
+        if not _output_fails():
+            raise
+        _drop_output()
+        print(f"error: writing the answer failed: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
@@ -54,6 +61,29 @@ def _make_parser() -> argparse.ArgumentParser:
     for command in _COMMANDS:
         command.add_parser(subparsers)
     return parser
+
+
+def _stop_on_signals() -> None:
+    """Treat the end of the terminal session and a termination like Ctrl-C."""
+    for name in ("SIGTERM", "SIGHUP"):
+        signum = getattr(signal, name, None)  # Windows has no SIGHUP
+        # nohup ignores SIGHUP on purpose.
+        if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _stop)
+
+
+def _output_fails() -> bool:
+    """Whether stdout is at fault: it then still holds what it could not write."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Redirect stdout, which spares Python's own complaint at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:

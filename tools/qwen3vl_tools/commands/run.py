@@ -81,6 +81,10 @@ class _AppendMedia(argparse.Action):
 
 
 def _run(args: argparse.Namespace) -> int:
+    if sys.stdout is None:  # which Python makes of a closed one; print would say nothing
+        raise InputError(
+            "standard output is closed, so the answer would be lost; open or redirect it"
+        )
     messages = _messages(args)
     with needs_extra("`run`", "cpu"):
         from qwen3vl_runtime import ORTRunner, SamplingParams
@@ -133,7 +137,7 @@ def _media_part(args: argparse.Namespace, kind: str, source: str) -> dict[str, A
 def _read_messages(path: Path) -> list[dict[str, Any]]:
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"--messages {path} is not a readable JSON file: {error}") from error
     if not isinstance(messages, list):
         raise InputError(f"--messages {path} must hold a list of chat messages")
