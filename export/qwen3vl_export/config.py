@@ -11,17 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from qwen3vl_export.config_fields import (
+    MAX_SIZE,
+    get_mapping,
+    get_optional_mapping,
+    get_positive,
+    get_positive_float,
+    get_token_id,
+    get_value,
+)
 from qwen3vl_export.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["ModelConfig", "TextConfig", "VisionConfig"]
 
-T = TypeVar("T", int, str, bool)
-
 _VISION_ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
-# Far above any model: beyond them a shape overflows, or building it takes minutes.
-_MAX_SIZE = 1 << 24
 _MAX_LAYERS = 1024
 
 
@@ -113,19 +118,19 @@ class ModelConfig:
             CheckpointError: A value is missing, of the wrong type, or contradicts another.
         """
         _refuse_other_models(config)
-        vision_json = _mapping(config, "vision_config")
-        text_json = _mapping(config, "text_config")
-        text = _parse_text(text_json)
+        vision = _parse_vision(get_mapping(config, "vision_config"))
+        text = _parse_text(get_mapping(config, "text_config"))
+        vocab_size = text.vocab_size
         parsed = cls(
-            vision=_parse_vision(vision_json),
+            vision=vision,
             text=text,
-            tie_word_embeddings=_get(config, "tie_word_embeddings", bool, False),
-            image_token_id=_token_id(config, "image_token_id", 151655, text.vocab_size),
-            video_token_id=_token_id(config, "video_token_id", 151656, text.vocab_size),
-            vision_start_token_id=_token_id(
-                config, "vision_start_token_id", 151652, text.vocab_size
+            tie_word_embeddings=get_value(config, "tie_word_embeddings", bool, False),
+            image_token_id=get_token_id(config, "image_token_id", 151655, vocab_size),
+            video_token_id=get_token_id(config, "video_token_id", 151656, vocab_size),
+            vision_start_token_id=get_token_id(config, "vision_start_token_id", 151652, vocab_size),
+            vision_end_token_id=get_token_id(
+                config, "vision_end_token_id", 151653, text.vocab_size
             ),
-            vision_end_token_id=_token_id(config, "vision_end_token_id", 151653, text.vocab_size),
         )
         _check_sizes(parsed)
         _check_consistency(parsed)
@@ -149,12 +154,12 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
 
 
 def _parse_vision(config: Mapping[str, Any]) -> VisionConfig:
-    hidden_act = _get(config, "hidden_act", str, "gelu_pytorch_tanh")
+    hidden_act = get_value(config, "hidden_act", str, "gelu_pytorch_tanh")
     if hidden_act not in _VISION_ACTIVATIONS:
         raise UnsupportedModelError(
             f"vision_config.hidden_act must be one of {_VISION_ACTIVATIONS}, found {hidden_act!r}"
         )
-    rope = _optional_mapping(config, "rope_parameters")
+    rope = get_optional_mapping(config, "rope_parameters")
     rope_type = rope.get("rope_type", "axial")
     # transformers reads "default" as "axial" here.
     if rope_type not in ("axial", "default"):
@@ -167,41 +172,41 @@ def _parse_vision(config: Mapping[str, Any]) -> VisionConfig:
             f"vision_config.deepstack_visual_indexes must be a list of integers, found {indexes!r}"
         )
     return VisionConfig(
-        depth=_positive(config, "depth", 27, _MAX_LAYERS),
-        hidden_size=_positive(config, "hidden_size", 1152),
-        intermediate_size=_positive(config, "intermediate_size", 4304),
-        num_heads=_positive(config, "num_heads", 16),
-        in_channels=_positive(config, "in_channels", 3),
-        patch_size=_positive(config, "patch_size", 16),
-        temporal_patch_size=_positive(config, "temporal_patch_size", 2),
-        spatial_merge_size=_positive(config, "spatial_merge_size", 2),
-        out_hidden_size=_positive(config, "out_hidden_size", 3584),
-        num_position_embeddings=_positive(config, "num_position_embeddings", 2304),
+        depth=get_positive(config, "depth", 27, _MAX_LAYERS),
+        hidden_size=get_positive(config, "hidden_size", 1152),
+        intermediate_size=get_positive(config, "intermediate_size", 4304),
+        num_heads=get_positive(config, "num_heads", 16),
+        in_channels=get_positive(config, "in_channels", 3),
+        patch_size=get_positive(config, "patch_size", 16),
+        temporal_patch_size=get_positive(config, "temporal_patch_size", 2),
+        spatial_merge_size=get_positive(config, "spatial_merge_size", 2),
+        out_hidden_size=get_positive(config, "out_hidden_size", 3584),
+        num_position_embeddings=get_positive(config, "num_position_embeddings", 2304),
         deepstack_visual_indexes=tuple(indexes),
         hidden_act=hidden_act,
-        rope_theta=_positive_float(rope, "rope_theta", 10000.0),
+        rope_theta=get_positive_float(rope, "rope_theta", 10000.0),
     )
 
 
 def _parse_text(config: Mapping[str, Any]) -> TextConfig:
-    hidden_act = _get(config, "hidden_act", str, "silu")
+    hidden_act = get_value(config, "hidden_act", str, "silu")
     if hidden_act != "silu":
         raise UnsupportedModelError(f"text_config.hidden_act must be 'silu', found {hidden_act!r}")
     rope_theta, mrope_section = _parse_text_rope(config)
-    num_heads = _positive(config, "num_attention_heads", 32)
+    num_heads = get_positive(config, "num_attention_heads", 32)
     if config.get("num_key_value_heads", 32) is None:
         config = {**config, "num_key_value_heads": num_heads}
     return TextConfig(
-        vocab_size=_positive(config, "vocab_size", 151936),
-        hidden_size=_positive(config, "hidden_size", 4096),
-        intermediate_size=_positive(config, "intermediate_size", 22016),
-        num_hidden_layers=_positive(config, "num_hidden_layers", 32, _MAX_LAYERS),
+        vocab_size=get_positive(config, "vocab_size", 151936),
+        hidden_size=get_positive(config, "hidden_size", 4096),
+        intermediate_size=get_positive(config, "intermediate_size", 22016),
+        num_hidden_layers=get_positive(config, "num_hidden_layers", 32, _MAX_LAYERS),
         num_attention_heads=num_heads,
-        num_key_value_heads=_positive(config, "num_key_value_heads", 32),
-        head_dim=_positive(config, "head_dim", 128),
-        max_position_embeddings=_positive(config, "max_position_embeddings", 128000),
-        rms_norm_eps=_positive_float(config, "rms_norm_eps", 1e-6),
-        attention_bias=_get(config, "attention_bias", bool, False),
+        num_key_value_heads=get_positive(config, "num_key_value_heads", 32),
+        head_dim=get_positive(config, "head_dim", 128),
+        max_position_embeddings=get_positive(config, "max_position_embeddings", 128000),
+        rms_norm_eps=get_positive_float(config, "rms_norm_eps", 1e-6),
+        attention_bias=get_value(config, "attention_bias", bool, False),
         rope_theta=rope_theta,
         mrope_section=mrope_section,
     )
@@ -209,7 +214,9 @@ def _parse_text(config: Mapping[str, Any]) -> TextConfig:
 
 def _parse_text_rope(config: Mapping[str, Any]) -> tuple[float, tuple[int, int, int]]:
     """Rotary base and the M-RoPE sections, from either spelling of the config."""
-    rope = _optional_mapping(config, "rope_scaling") or _optional_mapping(config, "rope_parameters")
+    rope = get_optional_mapping(config, "rope_scaling") or get_optional_mapping(
+        config, "rope_parameters"
+    )
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "mrope"):
         raise UnsupportedModelError(
@@ -224,7 +231,9 @@ def _parse_text_rope(config: Mapping[str, Any]) -> tuple[float, tuple[int, int, 
     is_list = isinstance(section, (list, tuple)) and len(section) == 3
     if not is_list or not all(type(n) is int and n >= 0 for n in section):
         raise CheckpointError(f"mrope_section must be three lengths, found {section!r}")
-    rope_theta = _positive_float(rope if "rope_theta" in rope else config, "rope_theta", 500000.0)
+    rope_theta = get_positive_float(
+        rope if "rope_theta" in rope else config, "rope_theta", 500000.0
+    )
     return rope_theta, (section[0], section[1], section[2])
 
 
@@ -236,9 +245,9 @@ def _check_sizes(config: ModelConfig) -> None:
         (vision.hidden_size * vision.merge_unit, "vision hidden_size * spatial_merge_size ** 2"),
         (text.num_attention_heads * text.head_dim, "num_attention_heads * head_dim"),
     ):
-        if size > _MAX_SIZE:
+        if size > MAX_SIZE:
             raise CheckpointError(
-                f"config.json: {meaning} must be at most {_MAX_SIZE}, found {size}"
+                f"config.json: {meaning} must be at most {MAX_SIZE}, found {size}"
             )
 
 
@@ -285,49 +294,3 @@ def _check_consistency(config: ModelConfig) -> None:
     for holds, message in checks:
         if not holds:
             raise CheckpointError(f"config.json contradicts itself: {message}")
-
-
-def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    if not isinstance(value, Mapping):
-        raise CheckpointError(f"config.json must have an object {key!r}, found {value!r}")
-    return value
-
-
-def _optional_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    return {} if config.get(key) is None else _mapping(config, key)
-
-
-def _get(config: Mapping[str, Any], key: str, kind: type[T], default: T) -> T:
-    value = config.get(key, default)
-    if type(value) is not kind:
-        raise CheckpointError(
-            f"config.json: {key} must be of type {kind.__name__}, found {value!r}"
-        )
-    return value
-
-
-def _positive(config: Mapping[str, Any], key: str, default: int, largest: int = _MAX_SIZE) -> int:
-    value = _get(config, key, int, default)
-    if not 0 < value <= largest:
-        raise CheckpointError(
-            f"config.json: {key} must be positive and at most {largest}, found {value}"
-        )
-    return value
-
-
-def _token_id(config: Mapping[str, Any], key: str, default: int, vocab_size: int) -> int:
-    value = _get(config, key, int, default)
-    if not 0 <= value < vocab_size:
-        raise CheckpointError(
-            f"config.json: {key} must be a token of the vocabulary, 0 to {vocab_size - 1}, "
-            f"found {value}"
-        )
-    return value
-
-
-def _positive_float(config: Mapping[str, Any], key: str, default: float) -> float:
-    value = config.get(key, default)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: {key} must be a positive number, found {value!r}")
-    return float(value)
