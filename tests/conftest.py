@@ -54,14 +54,19 @@ def checkpoint(shared_folder: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def bundle(shared_folder: Path, checkpoint: Callable[[str], Path]) -> Callable[..., Path]:
-    """The folder of a checkpoint's bundle in a precision; tests must not change it."""
+    """The folder of a checkpoint's bundle; tests must not change it."""
 
-    def get(name: str, precision: str = "fp32") -> Path:
-        source = str(checkpoint(name))
-        return _make_once(
-            shared_folder / f"bundle-{name}-{precision}",
-            lambda path: export_bundle(ExportOptions(source, path, precision=precision)),
+    def get(
+        name: str, precision: str = "fp32", target: str = "onnx", prefill: str | None = None
+    ) -> Path:
+        options = ExportOptions(
+            checkpoint=str(checkpoint(name)),
+            output=shared_folder / f"bundle-{name}-{precision}-{target}-{prefill}",
+            target=target,
+            precision=precision,
+            prefill_precision=prefill,
         )
+        return _make_once(options.output, lambda _: export_bundle(options))
 
     return get
 
@@ -74,11 +79,11 @@ def bundle_copy(bundle: Callable[..., Path], tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def runner(bundle: Callable[..., Path]) -> Callable[..., ORTRunner]:
-    """A runner of a checkpoint in a precision, kept for the session."""
+    """A runner of a checkpoint's bundle, kept for the session; arguments as for `bundle`."""
 
     @lru_cache
-    def get(name: str, precision: str = "fp32") -> ORTRunner:
-        return ORTRunner(bundle(name, precision), threads=1, capacity=2048)
+    def get(name: str, *options: str) -> ORTRunner:
+        return ORTRunner(bundle(name, *options), threads=1, capacity=2048)
 
     return get
 

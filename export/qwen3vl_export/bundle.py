@@ -17,7 +17,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from qwen3vl_export.config import ModelConfig
-from qwen3vl_export.contract import COMPONENTS, PRECISIONS, TARGETS, TensorSpec, component_contract
+from qwen3vl_export.contract import (
+    COMPONENTS,
+    EXTRA_COMPONENTS,
+    PRECISIONS,
+    TARGETS,
+    TensorSpec,
+    component_contract,
+)
 from qwen3vl_export.errors import BundleError
 
 __all__ = [
@@ -127,7 +134,7 @@ class Manifest:
             )
         try:
             return cls(
-                target=_known(data, "target", TARGETS),
+                target=_known(data, "target", tuple(TARGETS)),
                 precision=_known(data, "precision", tuple(PRECISIONS)),
                 model=_typed(data, "model", dict),
                 components={
@@ -265,7 +272,7 @@ def _parse_component(name: str, entry: dict[str, Any]) -> Component:
 def _check_contract(component: Component, config: ModelConfig, precision: str) -> None:
     """The runtime binds by model, precision and component; they must mean the same graph."""
     name = component.name
-    if name not in COMPONENTS:
+    if name not in (*COMPONENTS, *EXTRA_COMPONENTS):
         raise BundleError(
             f"the manifest contradicts itself: expected only {', '.join(COMPONENTS)} as "
             f"components, found {name!r}; export the bundle again"

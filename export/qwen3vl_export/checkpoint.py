@@ -98,9 +98,10 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
         UnsupportedModelError: Tensors are stored in a type that is not a plain float.
     """
     expected = {
-        source.tensor: source.shape
+        tensor.name: tensor.shape
         for component in COMPONENTS
         for source in weight_sources(component, config).values()
+        for tensor in source.tensors
     }
     found = checkpoint.tensors
     missing = sorted(expected.keys() - found.keys())

@@ -6,7 +6,7 @@ and the README's tables are generated from it, so a name or a shape is written i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen3vl_export.config import ModelConfig
@@ -15,6 +15,7 @@ from qwen3vl_export.errors import BundleError
 __all__ = [
     "COMPONENTS",
     "DTYPES",
+    "EXTRA_COMPONENTS",
     "FLOAT",
     "OPSET",
     "PRECISIONS",
@@ -30,15 +31,28 @@ __all__ = [
 OPSET = 24
 COMPONENTS = ("vision", "embedding", "decoder")
 
-#: ONNX names of the graph's float type by precision.
-PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: Graphs that a bundle may have besides, and the component whose contract each shares:
+#: `decoder_prefill` runs calls of many tokens over the decoder's cache.
+EXTRA_COMPONENTS = {"decoder_prefill": "decoder"}
 
-#: What `export --target` accepts.
-TARGETS = ("onnx",)
+#: ONNX names of the graph's float type by precision; weights of linears may be integers.
+PRECISIONS = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "int8": "float32",
+    "int4": "float32",
+}
+
+#: What `export --target` accepts, and the precisions of each; the first is its default.
+TARGETS = {
+    "onnx": ("fp16", "fp32", "bf16"),
+    "ort-cpu": ("fp32", "int8", "int4"),
+}
 
 #: Stands in a `TensorSpec` for the precision's float type.
 FLOAT = "F"
-DTYPES = ("int64", *PRECISIONS.values())
+DTYPES = ("int64", *dict.fromkeys(PRECISIONS.values()))
 
 
 @dataclass(frozen=True)
@@ -90,9 +104,15 @@ class ComponentContract:
 
 
 def component_contract(component: str, config: ModelConfig) -> ComponentContract:
-    """Contract of `component` (one of `COMPONENTS`) for a model, with `FLOAT` left open."""
-    build = {"vision": _vision, "embedding": _embedding, "decoder": _decoder}[component]
-    return build(config)
+    """Contract of a component for a model, with `FLOAT` left open.
+
+    Args:
+        component: One of `COMPONENTS`, or a key of `EXTRA_COMPONENTS`.
+        config: Shape of the model.
+    """
+    kind = EXTRA_COMPONENTS.get(component, component)
+    build = {"vision": _vision, "embedding": _embedding, "decoder": _decoder}[kind]
+    return replace(build(config), name=component)
 
 
 def past_names(layer: int) -> tuple[str, str]:

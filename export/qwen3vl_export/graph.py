@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -32,6 +32,7 @@ from qwen3vl_export.contract import (
 )
 from qwen3vl_export.errors import ContractError
 from qwen3vl_export.modules import make_module
+from qwen3vl_export.quantization import Scheme
 from qwen3vl_export.text_decoder import mrope_constants
 
 __all__ = ["ComponentGraph", "trace_component"]
@@ -58,23 +59,34 @@ class ComponentGraph:
         model: The ONNX model; initializers in `weights` have a shape and a type but no data.
         weights: Names of the initializers that stand for weights, in graph order.
         constants: Values of initializers that are computed rather than stored.
+        quantized: How those weights are quantised that are not stored as floats.
     """
 
     contract: ComponentContract
     model: ir.Model
     weights: tuple[str, ...]
     constants: dict[str, Tensor]
+    quantized: dict[str, Scheme] = field(default_factory=dict)
 
 
-def trace_component(component: str, config: ModelConfig, precision: str) -> ComponentGraph:
-    """Trace `component` (one of `contract.COMPONENTS`) in `precision` (one of `PRECISIONS`).
+def trace_component(
+    component: str, config: ModelConfig, precision: str, *, packed: bool = False
+) -> ComponentGraph:
+    """Trace one component.
+
+    Args:
+        component: One of `contract.COMPONENTS`.
+        config: Shape of the model.
+        precision: Key of `PRECISIONS`.
+        packed: As in `modules.make_module`.
 
     Raises:
         ContractError: The traced graph lost or gained an input or output.
     """
     contract = component_contract(component, config).with_precision(precision)
     with FakeTensorMode(shape_env=ShapeEnv()):
-        module = make_module(component, config, getattr(torch, PRECISIONS[precision]))
+        dtype = getattr(torch, PRECISIONS[precision])
+        module = make_module(component, config, dtype, packed=packed)
         inputs = [_example(spec, config) for spec in contract.inputs]
     shapes = _dynamic_shapes(contract.inputs, config)
     if component == "decoder":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from qwen3vl_export.config import ModelConfig
 from qwen3vl_export.embedding import Embedding
 from qwen3vl_export.layers import Linear
-from qwen3vl_export.text_decoder import TextDecoder
+from qwen3vl_export.text_decoder import PACKED_PROJECTIONS, TextDecoder
 from qwen3vl_export.vision_encoder import VisionEncoder
 
-__all__ = ["WeightSource", "make_module", "weight_sources"]
+__all__ = ["StoredTensor", "WeightSource", "make_module", "weight_sources"]
 
 _EMBEDDING_WEIGHT = "model.language_model.embed_tokens.weight"
 _PREFIXES = {
@@ -25,22 +26,42 @@ _PREFIXES = {
 
 
 @dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class WeightSource:
-    """Where a graph's weight comes from.
+    """What a graph's weight is made of.
 
     Attributes:
-        tensor: Name in the checkpoint.
-        shape: Shape in the checkpoint.
+        tensors: Stored tensors, joined along the output axis; one unless projections are packed.
         transposed: The graph stores it [in, out], the checkpoint [out, in(, ...)].
     """
 
-    tensor: str
-    shape: tuple[int, ...]
+    tensors: tuple[StoredTensor, ...]
     transposed: bool
 
+    @property
+    def num_values(self) -> int:
+        """Number of values in all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
-def make_module(component: str, config: ModelConfig, dtype: torch.dtype) -> nn.Module:
-    """The component's module with parameters of `dtype`; call it under a FakeTensorMode."""
+
+def make_module(
+    component: str, config: ModelConfig, dtype: torch.dtype, *, packed: bool = False
+) -> nn.Module:
+    """The component's module with parameters of `dtype`; call it under a FakeTensorMode.
+
+    Args:
+        component: One of `contract.COMPONENTS`.
+        config: Shape of the model.
+        dtype: Of the parameters.
+        packed: Join the decoder's projections of one input into one linear.
+    """
     default = torch.get_default_dtype()
     # Computed buffers keep the types they are created with, which `module.to(dtype)` would change.
     torch.set_default_dtype(dtype)
@@ -49,26 +70,58 @@ def make_module(component: str, config: ModelConfig, dtype: torch.dtype) -> nn.M
             return VisionEncoder(config.vision).eval()
         if component == "embedding":
             return Embedding(config).eval()
-        return TextDecoder(config.text, config.num_deepstack_levels).eval()
+        return TextDecoder(config.text, config.num_deepstack_levels, packed=packed).eval()
     finally:
         torch.set_default_dtype(default)
 
 
-def weight_sources(component: str, config: ModelConfig) -> dict[str, WeightSource]:
-    """The checkpoint tensor of every weight of a component, by initializer name."""
-    with FakeTensorMode():
-        module = make_module(component, config, torch.float32)
-    transposed = {
-        f"{name}.weight" for name, layer in module.named_modules() if isinstance(layer, Linear)
+def weight_sources(
+    component: str, config: ModelConfig, *, packed: bool = False
+) -> dict[str, WeightSource]:
+    """What every weight of a component is made of, by initializer name.
+
+    Args:
+        component: One of `contract.COMPONENTS`.
+        config: Shape of the model.
+        packed: As in `make_module`.
+    """
+    shapes, transposed = _parameters(component, config, packed=False)
+    stored = {
+        name: StoredTensor(
+            _checkpoint_name(component, name, config),
+            _checkpoint_shape(name, shape, name in transposed, config),
+        )
+        for name, shape in shapes.items()
     }
+    if packed:
+        shapes, transposed = _parameters(component, config, packed=True)
     return {
         name: WeightSource(
-            tensor=_checkpoint_name(component, name, config),
-            shape=_checkpoint_shape(name, tuple(parameter.shape), name in transposed, config),
-            transposed=name in transposed,
+            tuple(stored[part] for part in _unpacked_names(name)), name in transposed
         )
-        for name, parameter in module.named_parameters()
+        for name in shapes
     }
+
+
+def _parameters(
+    component: str, config: ModelConfig, *, packed: bool
+) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Shapes of a module's parameters by name, and which of them are weights of linears."""
+    with FakeTensorMode():
+        module = make_module(component, config, torch.float32, packed=packed)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    linears = {
+        f"{name}.weight" for name, layer in module.named_modules() if isinstance(layer, Linear)
+    }
+    return shapes, linears
+
+
+def _unpacked_names(name: str) -> list[str]:
+    """Parameters that a packed one is made of; a name that is not packed stands for itself."""
+    for packed, parts in PACKED_PROJECTIONS.items():
+        if f".{packed}." in name:
+            return [name.replace(packed, part) for part in parts]
+    return [name]
 
 
 def _checkpoint_name(component: str, name: str, config: ModelConfig) -> str:

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -20,10 +20,12 @@ from qwen3vl_export.bundle import PROCESSOR, Bundle, BundleFile, Component, Mani
 from qwen3vl_export.bundle_writer import BundleWriter
 from qwen3vl_export.checkpoint import Checkpoint, check_weights, read_json
 from qwen3vl_export.config import ModelConfig
-from qwen3vl_export.contract import COMPONENTS, PRECISIONS, TARGETS
+from qwen3vl_export.contract import COMPONENTS, TARGETS
 from qwen3vl_export.errors import CheckpointError, ExportError
 from qwen3vl_export.graph import trace_component
+from qwen3vl_export.lowering import lower_for_ort
 from qwen3vl_export.modules import weight_sources
+from qwen3vl_export.recipes import ComponentPlan, component_plans
 from qwen3vl_export.weights import weight_bytes, write_weights
 
 __all__ = ["ExportOptions", "export_bundle"]
@@ -50,18 +52,27 @@ class ExportOptions:
     output: Path
     target: str = "onnx"
     precision: str = "fp16"
+    prefill_precision: str | None = None
     components: tuple[str, ...] = COMPONENTS
     force: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that name nothing; raises ExportError."""
+        precisions = TARGETS.get(self.target, ())
         for value, known, flag in (
-            (self.target, TARGETS, "--target"),
-            (self.precision, tuple(PRECISIONS), "--precision"),
+            (self.target, tuple(TARGETS), "--target"),
+            (self.precision, precisions, f"--precision of target {self.target}"),
             *((component, COMPONENTS, "--components") for component in self.components),
         ):
             if value not in known:
                 raise ExportError(f"{flag} must be one of {', '.join(known)}, found {value!r}")
+        if self.prefill_precision is not None and (
+            self.prefill_precision != "int8" or self.precision not in ("int8", "int4")
+        ):
+            raise ExportError(
+                "--prefill-precision int8 goes with --target ort-cpu --precision int8 or int4, "
+                f"found {self.prefill_precision!r} with {self.precision}"
+            )
         if not self.components:
             raise ExportError(f"--components must name at least one of {', '.join(COMPONENTS)}")
         if len(set(self.components)) < len(self.components):
@@ -81,9 +92,12 @@ def export_bundle(options: ExportOptions) -> Bundle:
     checkpoint = Checkpoint.open(options.checkpoint)
     config = ModelConfig.from_dict(checkpoint.config)
     check_weights(checkpoint, config)
+    plans = component_plans(
+        options.components, options.target, options.precision, options.prefill_precision
+    )
     total = sum(
-        weight_bytes(weight_sources(component, config), options.precision)
-        for component in options.components
+        weight_bytes(weight_sources(plan.component, config), options.precision, plan.choose)
+        for plan in plans
     )
     _check_apart(checkpoint.folder, options.output)
     with _writing(options.output), BundleWriter(options.output, force=options.force) as writer:
@@ -91,8 +105,10 @@ def export_bundle(options: ExportOptions) -> Bundle:
         processor_files = _copy_processor(checkpoint.folder, writer.folder, config)
         with tqdm(total=total, unit="B", unit_scale=True, disable=None) as progress:
             components = {
-                name: _export_component(name, config, checkpoint, options, writer.folder, progress)
-                for name in options.components
+                plan.name: _export_component(
+                    plan, config, checkpoint, options, writer.folder, progress
+                )
+                for plan in plans
             }
         manifest = Manifest(
             target=options.target,
@@ -127,19 +143,22 @@ def _writing(output: Path) -> Iterator[None]:
 
 
 def _export_component(
-    name: str,
+    plan: ComponentPlan,
     config: ModelConfig,
     checkpoint: Checkpoint,
     options: ExportOptions,
     folder: Path,
     progress: tqdm,
 ) -> Component:
+    name = plan.name
     progress.set_description(f"{name}: tracing")
-    graph = trace_component(name, config, options.precision)
+    graph = trace_component(plan.component, config, options.precision, packed=plan.is_lowered)
+    if plan.is_lowered:
+        graph = replace(graph, quantized=lower_for_ort(graph.model, plan.choose))
     progress.set_description(f"{name}: writing weights")
     data = write_weights(
         graph,
-        weight_sources(name, config),
+        weight_sources(plan.component, config, packed=plan.is_lowered),
         checkpoint,
         options.precision,
         folder / f"{name}.onnx.data",

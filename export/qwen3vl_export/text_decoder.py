@@ -7,6 +7,8 @@ level `i` is added after decoder layer `i`, never at the vision layers the featu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +16,13 @@ from torch import Tensor, nn
 from qwen3vl_export.config import TextConfig
 from qwen3vl_export.layers import Linear, RMSNorm, rotary_embedding
 
-__all__ = ["TextDecoder", "mrope_constants"]
+__all__ = ["PACKED_PROJECTIONS", "TextDecoder", "mrope_constants"]
+
+#: Linears that a packed decoder makes of several, and the checkpoint's names of those.
+PACKED_PROJECTIONS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
 
 
 class _MRope(nn.Module):
@@ -55,15 +63,20 @@ def mrope_constants(config: TextConfig) -> dict[str, Tensor]:
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, *, packed: bool) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         cache_size = config.num_key_value_heads * config.head_dim
         bias = config.attention_bias
-        self.q_proj = Linear(config.hidden_size, query_size, bias=bias)
-        self.k_proj = Linear(config.hidden_size, cache_size, bias=bias)
-        self.v_proj = Linear(config.hidden_size, cache_size, bias=bias)
+        self.sizes = [query_size, cache_size, cache_size]
+        self.packed = packed
+        if packed:
+            self.qkv_proj = Linear(config.hidden_size, sum(self.sizes), bias=bias)
+        else:
+            self.q_proj = Linear(config.hidden_size, query_size, bias=bias)
+            self.k_proj = Linear(config.hidden_size, cache_size, bias=bias)
+            self.v_proj = Linear(config.hidden_size, cache_size, bias=bias)
         self.o_proj = Linear(query_size, config.hidden_size, bias=bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -77,9 +90,10 @@ class _Attention(nn.Module):
         past: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, seq, _ = x.shape
-        query = self.q_norm(self._split_heads(self.q_proj(x))).transpose(1, 2)
-        key = self.k_norm(self._split_heads(self.k_proj(x))).transpose(1, 2)
-        value = self._split_heads(self.v_proj(x)).transpose(1, 2)  # [batch, kv_heads, seq, dim]
+        query, key, value = map(self._split_heads, self._project(x))
+        query = self.q_norm(query).transpose(1, 2)  # [batch, heads, seq, head_dim]
+        key = self.k_norm(key).transpose(1, 2)  # [batch, kv_heads, seq, head_dim]
+        value = value.transpose(1, 2)  # [batch, kv_heads, seq, head_dim]
         query = rotary_embedding(query, *rope)
         key = rotary_embedding(key, *rope)
         present_key = _write_cache(past[0], key, write_indices)
@@ -91,6 +105,11 @@ class _Attention(nn.Module):
         )
         out = out.transpose(1, 2).reshape(batch, seq, -1)  # [batch, seq, heads * head_dim]
         return self.o_proj(out), present_key, present_value
+
+    def _project(self, x: Tensor) -> Sequence[Tensor]:
+        if self.packed:
+            return torch.split(self.qkv_proj(x), self.sizes, dim=-1)
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:2], -1, self.head_dim)  # [batch, seq, heads, head_dim]
@@ -109,22 +128,30 @@ def _write_cache(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
 
 
 class _Mlp(nn.Module):
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, *, packed: bool) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.packed = packed
+        if packed:
+            self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        else:
+            self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+            self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        if self.packed:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
         return out
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, *, packed: bool) -> None:
         super().__init__()
-        self.self_attn = _Attention(config)
-        self.mlp = _Mlp(config)
+        self.self_attn = _Attention(config, packed=packed)
+        self.mlp = _Mlp(config, packed=packed)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -144,11 +171,22 @@ class _Layer(nn.Module):
 class TextDecoder(nn.Module):
     """The whole decoder; inputs and outputs are `contract.py`'s `decoder` component."""
 
-    def __init__(self, config: TextConfig, num_deepstack_levels: int) -> None:
-        """Create the (meta) modules under the checkpoint's names."""
+    def __init__(
+        self, config: TextConfig, num_deepstack_levels: int, *, packed: bool = False
+    ) -> None:
+        """Create the (meta) modules under the checkpoint's names.
+
+        Args:
+            config: Shape of the decoder.
+            num_deepstack_levels: Levels added after the first decoder layers.
+            packed: Make one linear of the query, key and value projections, and one of gate and
+                up: fewer and larger products, and one quantisation of their common input.
+        """
         super().__init__()
         self.num_deepstack_levels = num_deepstack_levels
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            _Layer(config, packed=packed) for _ in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rope = _MRope(config)

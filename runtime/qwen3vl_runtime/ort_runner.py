@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from qwen3vl_export.bundle import Bundle
-from qwen3vl_export.contract import COMPONENTS
+from qwen3vl_export.contract import COMPONENTS, EXTRA_COMPONENTS
 from qwen3vl_export.errors import BundleError, InputError, MissingExtraError
 from qwen3vl_runtime.limits import shown
 from qwen3vl_runtime.runner import Runner, RunnerOptions
@@ -78,6 +78,7 @@ def _load_sessions(bundle: Bundle, threads: int | None) -> Sessions:
     return Sessions(
         **{
             name: OrtSession(bundle.graph_path(name), bundle.component(name), threads=threads)
-            for name in COMPONENTS
+            for name in (*COMPONENTS, *EXTRA_COMPONENTS)
+            if name in COMPONENTS or name in bundle.manifest.components
         }
     )

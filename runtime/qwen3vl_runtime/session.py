@@ -39,11 +39,20 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Sessions:
-    """The loaded components of one bundle."""
+    """The loaded components of one bundle.
+
+    Attributes:
+        vision: The vision encoder.
+        embedding: Token lookup and merge.
+        decoder: The decoder.
+        decoder_prefill: The decoder in the form that is fastest for calls of many tokens, over the
+            same cache; None where the bundle has one decoder for both.
+    """
 
     vision: Session
     embedding: Session
     decoder: Session
+    decoder_prefill: Session | None = None
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,9 @@ class TextModel:
             embed_feed["deepstack_visual_embeds"] = features.deepstack
         embeds = self._sessions.embedding.run(embed_feed)
         logits = self._logits_buffer(call.logits_indices.shape)
-        self._sessions.decoder.run(
+        is_prefill = call.input_ids.shape[1] > 1
+        decoder = (is_prefill and self._sessions.decoder_prefill) or self._sessions.decoder
+        decoder.run(
             {
                 **embeds,
                 "position_ids": call.position_ids,

@@ -37,8 +37,22 @@ def test_every_weight_is_an_initializer_without_data(decoder: ComponentGraph) ->
         if name in decoder.constants:
             assert shape == list(decoder.constants[name].shape)
         else:
-            source = sources[name]
-            assert shape == list(source.shape[::-1] if source.transposed else source.shape)
+            (stored,) = sources[name].tensors
+            assert shape == list(stored.shape[::-1] if sources[name].transposed else stored.shape)
+
+
+def test_packed_projections_are_joined_in_the_checkpoint_s_order() -> None:
+    sources = weight_sources("decoder", _CONFIG, packed=True)
+    plain = weight_sources("decoder", _CONFIG)
+    packed = trace_component("decoder", _CONFIG, "fp32", packed=True)
+    assert set(packed.weights) == sources.keys() | packed.constants.keys()
+    attention = "layers.0.self_attn."
+    names = [f"{attention}{part}_proj.weight" for part in "qkv"]
+    joined = sources[f"{attention}qkv_proj.weight"]
+    assert joined.tensors == tuple(plain[name].tensors[0] for name in names)
+    assert sum(source.num_values for source in sources.values()) == sum(
+        source.num_values for source in plain.values()
+    )
 
 
 def test_no_traced_size_is_left_in_the_graph(decoder: ComponentGraph) -> None:

@@ -46,8 +46,10 @@ def export(source: Path, output: Path, **options: object) -> Bundle:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "int8"}, "--precision must be one of fp32, fp16, bf16, found 'int8'"),
-        ({"target": "tensorrt"}, "--target must be one of onnx, found 'tensorrt'"),
+        ({"precision": "int8"}, "target onnx must be one of fp16, fp32, bf16, found 'int8'"),
+        ({"target": "ort-cpu"}, "target ort-cpu must be one of fp32, int8, int4, found 'fp16'"),
+        ({"target": "tensorrt"}, "--target must be one of onnx, ort-cpu, found 'tensorrt'"),
+        ({"prefill_precision": "int8"}, "goes with --target ort-cpu --precision int8 or int4"),
         ({"components": ("vision", "audio")}, "--components must be one of .* found 'audio'"),
         ({"components": ("vision", "vision")}, "each component once, found vision,vision"),
         ({"components": ()}, "--components must name at least one of vision, embedding, decoder"),

@@ -188,7 +188,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_1(
         (("export",), "required: checkpoint, --output"),
         (("export", "CHECKPOINT"), "required: --output"),
         ((*_EXPORT, "--quantize", "int8"), "unrecognized arguments: --quantize int8"),
-        ((*_EXPORT, "--precision", "int8"), "--precision: invalid choice: 'int8'"),
+        ((*_EXPORT, "--precision", "int3"), "--precision: invalid choice: 'int3'"),
         ((*_EXPORT, "--target", "coreml"), "--target: invalid choice: 'coreml'"),
         ((*_EXPORT, "--forc"), "unrecognized arguments: --forc"),
         ((*_RUN, "--beams", "4"), "unrecognized arguments: --beams 4"),

@@ -29,9 +29,10 @@ from qwen3vl_tools.random_checkpoint import PRESETS, main, make_config, write_ra
 def test_presets_have_the_parameters_of_the_released_models(preset: str, parameters: int) -> None:
     config = ModelConfig.from_dict(make_config(preset))
     shapes = {
-        source.tensor: source.shape
+        tensor.name: tensor.shape
         for component in COMPONENTS
         for source in weight_sources(component, config).values()
+        for tensor in source.tensors
     }
     assert sum(math.prod(shape) for shape in shapes.values()) == parameters
 

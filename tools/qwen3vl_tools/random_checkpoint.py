@@ -188,9 +188,10 @@ def write_random_checkpoint(
 def _shards(model: ModelConfig, seed: int) -> Iterator[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {
-        source.tensor: source.shape
+        tensor.name: tensor.shape
         for component in COMPONENTS
         for source in weight_sources(component, model).values()
+        for tensor in source.tensors
     }
     shard: dict[str, torch.Tensor] = {}
     size = 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen3vl_export.contract import COMPONENTS, PRECISIONS, TARGETS
+from qwen3vl_export.contract import COMPONENTS, TARGETS
 from qwen3vl_tools.extras import needs_extra
 
 if TYPE_CHECKING:
@@ -26,12 +26,19 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("checkpoint", help="checkpoint folder, or a Hugging Face model id")
     parser.add_argument("--output", type=Path, required=True, help="bundle folder to create")
-    parser.add_argument("--target", choices=TARGETS, default="onnx", help="default: %(default)s")
+    parser.add_argument(
+        "--target", choices=tuple(TARGETS), default="onnx", help="default: %(default)s"
+    )
     parser.add_argument(
         "--precision",
-        choices=tuple(PRECISIONS),
-        default="fp16",
-        help="float type of weights and activations (default: %(default)s)",
+        choices=tuple(dict.fromkeys(name for names in TARGETS.values() for name in names)),
+        help="default: "
+        + ", ".join(f"{names[0]} for {target}" for target, names in TARGETS.items()),
+    )
+    parser.add_argument(
+        "--prefill-precision",
+        choices=("int8",),
+        help="add a second decoder graph, faster on prompts, to an int8 or int4 bundle",
     )
     parser.add_argument(
         "--components",
@@ -51,7 +58,8 @@ def _run(args: argparse.Namespace) -> int:
         checkpoint=args.checkpoint,
         output=args.output,
         target=args.target,
-        precision=args.precision,
+        precision=args.precision or TARGETS[args.target][0],
+        prefill_precision=args.prefill_precision,
         components=args.components,
         force=args.force,
     )
