@@ -21,7 +21,7 @@ from torch import Tensor
 from qwen3vl_export.config import ModelConfig
 from qwen3vl_export.contract import COMPONENTS
 from qwen3vl_export.errors import CheckpointError, UnsupportedModelError
-from qwen3vl_export.modules import weight_sources
+from qwen3vl_export.modules import EMBEDDING_WEIGHT, HEAD_WEIGHT, weight_sources
 
 __all__ = ["Checkpoint", "TensorInfo", "check_weights", "read_json"]
 
@@ -32,8 +32,6 @@ _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 _SHOWN_NAMES = 5
 _MAX_JSON_DEPTH = 64
-_HEAD = "lm_head.weight"
-_EMBEDDING = "model.language_model.embed_tokens.weight"
 _COMPARED_ROWS = 4096
 
 
@@ -106,7 +104,7 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     found = checkpoint.tensors
     missing = sorted(expected.keys() - found.keys())
     # transformers ignores a stored head that equals the embedding it is tied to.
-    ignored = {_HEAD} if config.tie_word_embeddings else set()
+    ignored = {HEAD_WEIGHT} if config.tie_word_embeddings else set()
     unexpected = sorted(found.keys() - expected.keys() - ignored)
     if missing or unexpected:
         raise CheckpointError(_difference(checkpoint, missing, unexpected))
@@ -159,7 +157,7 @@ def _check_tied_head(checkpoint: Checkpoint) -> None:
 
     transformers then unties them and uses the stored head, against the config.
     """
-    with checkpoint.tensor(_HEAD) as head, checkpoint.tensor(_EMBEDDING) as embedding:
+    with checkpoint.tensor(HEAD_WEIGHT) as head, checkpoint.tensor(EMBEDDING_WEIGHT) as embedding:
         equal = head.shape == embedding.shape and all(
             torch.equal(ours.float(), theirs.float())
             for ours, theirs in zip(
@@ -170,8 +168,8 @@ def _check_tied_head(checkpoint: Checkpoint) -> None:
         )
     if not equal:
         raise CheckpointError(
-            f"config.json says tie_word_embeddings, but {_HEAD} differs from {_EMBEDDING}; set "
-            "tie_word_embeddings to false to use that head, or remove it from the weights"
+            f"config.json says tie_word_embeddings, but {HEAD_WEIGHT} differs from "
+            f"{EMBEDDING_WEIGHT}; set tie_word_embeddings to false to use that head, or remove it from the weights"
         )
 
 

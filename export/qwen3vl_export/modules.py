@@ -15,9 +15,18 @@ from qwen3vl_export.layers import Linear
 from qwen3vl_export.text_decoder import PACKED_PROJECTIONS, TextDecoder
 from qwen3vl_export.vision_encoder import VisionEncoder
 
-__all__ = ["StoredTensor", "WeightSource", "make_module", "weight_sources"]
+__all__ = [
+    "EMBEDDING_WEIGHT",
+    "HEAD_WEIGHT",
+    "StoredTensor",
+    "WeightSource",
+    "make_module",
+    "weight_sources",
+]
 
-_EMBEDDING_WEIGHT = "model.language_model.embed_tokens.weight"
+#: Names in the checkpoint of the two weights that a model may tie.
+HEAD_WEIGHT = "lm_head.weight"
+EMBEDDING_WEIGHT = "model.language_model.embed_tokens.weight"
 _PREFIXES = {
     "vision": "model.visual.",
     "embedding": "model.language_model.",
@@ -125,8 +134,8 @@ def _unpacked_names(name: str) -> list[str]:
 
 
 def _checkpoint_name(component: str, name: str, config: ModelConfig) -> str:
-    if name == "lm_head.weight":
-        return _EMBEDDING_WEIGHT if config.tie_word_embeddings else name
+    if name == HEAD_WEIGHT:
+        return EMBEDDING_WEIGHT if config.tie_word_embeddings else name
     return _PREFIXES[component] + name
 
 

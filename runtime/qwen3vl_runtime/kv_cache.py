@@ -34,11 +34,6 @@ class KVCache:
         self._buffers = [np.zeros(size, dtype) for _ in self._past]
         self._views: list[np.ndarray] = []
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes reserved for all layers."""
-        return sum(buffer.nbytes for buffer in self._buffers)
-
     def begin(self, batch: int, capacity: int) -> None:
         """Lay out zeroed views of [batch, kv_heads, capacity, head_dim].
 

@@ -25,12 +25,6 @@ _EMBEDDING = "model.language_model.embed_tokens.weight"
 _INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture
-def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A private copy of a small checkpoint whose one shard is named by an index."""
-    return Path(shutil.copytree(checkpoint("one-layer"), tmp_path / "checkpoint"))
-
-
 def shard_of(folder: Path) -> Path:
     (shard,) = folder.glob("*.safetensors")
     return shard

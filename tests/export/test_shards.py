@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,6 @@ from qwen3vl_export.errors import CheckpointError
 
 _EMBEDDING = "model.language_model.embed_tokens.weight"
 _INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture
-def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A private copy of a small checkpoint whose one shard is named by an index."""
-    return Path(shutil.copytree(checkpoint("one-layer"), tmp_path / "checkpoint"))
 
 
 def test_one_whole_file_wins_over_an_index_as_in_transformers(folder: Path) -> None:
