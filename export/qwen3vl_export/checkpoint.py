@@ -169,7 +169,8 @@ def _check_tied_head(checkpoint: Checkpoint) -> None:
     if not equal:
         raise CheckpointError(
             f"config.json says tie_word_embeddings, but {HEAD_WEIGHT} differs from "
-            f"{EMBEDDING_WEIGHT}; set tie_word_embeddings to false to use that head, or remove it from the weights"
+            f"{EMBEDDING_WEIGHT}; set tie_word_embeddings to false to use that head, or remove it "
+            "from the weights"
         )
 
 
